@@ -279,7 +279,7 @@ def test_an_epoch_takes_the_padding_of_its_last_batch_and_no_sample_more():
         padded.record(torch.arange(first, first + 10) % N, torch.ones(10))
     with pytest.raises(InputError, match="expected at most 24 samples in epoch 0") as caught:
         padded.record(torch.arange(1), torch.ones(1))
-    assert str(caught.value).endswith("(the mean of two views), and no other batches")
+    assert str(caught.value).endswith("start it anew in each epoch")
     exact = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
     for first in range(0, N, 8):
         exact.record(torch.arange(first, first + 8), torch.ones(8))
@@ -358,10 +358,64 @@ def test_losses_of_an_earlier_epoch_end_the_one_that_a_state_was_taken_in():
     resumed.load_state_dict(stopped.state_dict())
     resumed.set_epoch(1)
     assert resumed.position.epoch == 2  # It is set aside, and waits for its turn.
-    with pytest.warns(RuntimeWarning, match=r"epoch 1 is trained again, .* in epoch 2: begin"):
+    with pytest.warns(RuntimeWarning, match=r"epoch 1 is trained again, .* reached epoch 2: begin"):
         resumed.record(torch.arange(8), torch.ones(8))
     assert (resumed.position.epoch, resumed.position.batches) == (1, 1)
     assert resumed.steps_done == 2 * 3 + 1 + 1
+
+
+@pytest.mark.parametrize("begins", ["start_epoch", "set_epoch", "epochs"])
+@pytest.mark.parametrize("ended", [True, False])
+def test_epochs_that_a_loaded_state_has_trained_are_not_trained_again_without_a_word(begins, ended):
+    stopped = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
+    for epoch in range(2):
+        stopped.start_epoch(epoch)
+        for index in stopped.sampler.order().split(8):
+            stopped.record(index, torch.ones(8))
+        if ended:
+            stopped.end_epoch()
+    resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
+    resumed.load_state_dict(stopped.state_dict())
+    if begins == "epochs":
+        next(resumed.epochs(0))
+    else:
+        getattr(resumed, begins)(0)
+    with pytest.warns(RuntimeWarning, match="epoch 0 is trained again, although the training has"):
+        resumed.record(resumed.sampler.order()[:8], torch.ones(8))
+
+
+def test_a_state_within_an_epoch_whose_order_the_loader_changed_is_warned_of():
+    pruner = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
+    for epoch in pruner.epochs():
+        first, second, third = pruner.sampler.order().split(8)
+        list(pruner.sampler)
+        for index in (first, third):  # As with in_order=False.
+            pruner.record(index, torch.ones(8))
+        if epoch:
+            pruner.state_dict()  # It was said once.
+        else:
+            with pytest.warns(RuntimeWarning, match="^8 samples of .* not among the first 16 of"):
+                pruner.state_dict()
+        pruner.record(second, torch.ones(8))
+        pruner.state_dict()
+
+
+def test_epochs_may_be_trained_again_if_the_loop_says_so():
+    pruner = fp.Pruner(N, fp.FullData(2), batch_size=N)
+    for _ in range(2):
+        for _ in pruner.epochs(0):
+            pruner.record(pruner.sampler.order(), torch.ones(N))
+    assert pruner.steps_done == 4
+
+
+def test_a_framework_that_counts_epochs_from_one_is_told_at_its_first_batch():
+    pruner = fp.Pruner(N, fp.FullData(2), batch_size=N)
+    pruner.start_epoch(1)
+    with pytest.warns(RuntimeWarning, match="begins with epoch 1, .*: count epochs from 0"):
+        pruner.record(pruner.sampler.order(), torch.ones(N))
+    pruner.end_epoch()
+    with pytest.raises(InputError, match=r"in 0\.\.1, got 2: count epochs from 0"):
+        pruner.start_epoch(2)
 
 
 # What a user has set for all of torch

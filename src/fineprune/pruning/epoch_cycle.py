@@ -87,6 +87,9 @@ class EpochCycle(Generic[Plan]):
         sampler_read, plan_read: Whether the loop has asked the sampler for indices of it, and
             whether it has read its plan; see ``read_sampler`` and ``read_plan``.
         named: Whether the user has named an epoch, so that the state of a loader names none.
+        behind: The number of the first epoch behind all that have ended, here or before a loaded
+            state was saved.
+        in_loop: Whether a loop over ``epochs()`` has the current epoch in progress.
         ended_here: Whether this process has ended an epoch.
     """
 
@@ -102,7 +105,8 @@ class EpochCycle(Generic[Plan]):
         self.pending: list[Batch] = []
         self.count: Callable[[list[Batch]], None]
         self._phase = Phase.PLANNED
-        self.named = self.ended_here = False
+        self.named = self.ended_here = self.in_loop = False
+        self.behind = 0
         self._aside: Progress[Plan] | None = None
         self._driver: object | None = None
 
@@ -157,15 +161,17 @@ class EpochCycle(Generic[Plan]):
         """Whether a loop, or ``start_epoch``, has the current epoch in progress."""
         return self._driver is not None
 
-    def drive(self, driver: object) -> None:
+    def drive(self, driver: object, in_loop: bool = False) -> None:
         """Give the current epoch to a loop over the epochs, or to the user of ``start_epoch``."""
         self._driver = driver
         self.named = True
+        self.in_loop = in_loop
 
     def let_go(self, driver: object | None = None) -> None:
         """Take the current epoch back from this driver; from any driver if none is given."""
         if driver is None or driver is self._driver:
             self._driver = None
+            self.in_loop = False
 
     def must_end_before(self, epoch: int) -> bool:
         """Return whether another epoch has losses and must end before ``epoch`` becomes current."""
@@ -192,6 +198,7 @@ class EpochCycle(Generic[Plan]):
         """Make the epoch of a loaded state current, and forget all others."""
         self.pending.clear()
         self._aside = None
+        self.behind = progress.plan.epoch + (phase is Phase.ENDED)
         self._show(progress, phase)
 
     def begin(self, most: float) -> None:
@@ -214,7 +221,8 @@ class EpochCycle(Generic[Plan]):
             raise InputError(
                 f"expected losses of the batches of epoch {self.epoch} only, got those of "
                 f"{self.current.samples} samples before its first batch was loaded: make a new "
-                f"Pruner, and record no validation or trial batches"
+                f"Pruner, record no validation or trial batches, and let no framework keep one "
+                f"iterator over several epochs (start it anew in each)"
             )
         self.sampler_read = True
         self._times_read += not self.named
@@ -249,9 +257,10 @@ class EpochCycle(Generic[Plan]):
     def end(self, progress: Progress[Plan]) -> None:
         """End the current epoch or, if this is another one, the epoch that was set aside."""
         self._aside = None
+        self.behind = max(self.behind, progress.plan.epoch + 1)
         if progress is self._current:
             self._phase = Phase.ENDED
-            self._driver = None
+            self.let_go()
             self.limit = 1
         self.ended_here = True
 

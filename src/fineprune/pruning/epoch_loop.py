@@ -119,7 +119,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._watch: LabelWatch | None = None
         self._watch_is_loaded = False  # Whether it comes from a state, and has no evidence since.
         self._total_steps: int | None = None  # None if it is not known, or may have changed.
-        self._said_steps: int | None = None  # What the loop was told last.
         self._show(0)
 
     # -- what a subclass says -------------------------------------------------------------------
@@ -282,7 +281,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         driver = object()
         for epoch in range(cycle.next_epoch if start is None else start, epochs):
             self.start_epoch(epoch)
-            cycle.drive(driver)
+            cycle.drive(driver, in_loop=True)
             try:
                 yield epoch
             except GeneratorExit:  # The loop was left by ``break``.
@@ -463,7 +462,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         self._checks.check_in_progress("open_window")
         self._policy.open_window(self._cycle.epoch)
-        self._total_steps = self._said_steps = None
+        self._total_steps = None
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -521,9 +520,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         Raises:
             InputError: ``batch_size`` was not given, or the number of steps depends on data.
         """
+        self._warnings.steps_asked = True
         if self._total_steps is None:  # A loop may ask for the steps that are left in each step.
             self._total_steps = self._counts.total_steps() + self._report.totals.extra
-            self._said_steps = self._total_steps
         return self._total_steps
 
     @property
@@ -800,14 +799,10 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._checks.compare_ranks(self._seed)
         self._checks.check_first_batch(index, losses)
         self._warnings.warn_of_missing_rates()
+        self._warnings.warn_of_another_epoch()
         if cycle.unfinished not in (None, cycle.current):
             # It comes from a loaded state, and the user went back before it.
             assert cycle.unfinished is not None
-            warn_user(
-                f"epoch {cycle.epoch} is trained again, although the loaded state is in epoch "
-                f"{cycle.unfinished.plan.epoch}: begin with pruner.position.epoch, or loop over "
-                f"pruner.epochs()"
-            )
             self._end(cycle.unfinished)
         cycle.begin(self._most(cycle.current.planned))
 
@@ -837,7 +832,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 if self._shape.batch_size is not None and not progress.restored:
                     planned = self._shape.batches_of(number)
                 messages = self._warnings.end_epoch(
-                    progress, planned, self._recorder, self._report.totals, self._said_steps
+                    progress, planned, self._recorder, self._report.totals
                 )
                 self.nonfinite = self._recorder.nonfinite
                 self._recorder.clear()

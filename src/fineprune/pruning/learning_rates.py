@@ -229,7 +229,10 @@ def _checked(rates: Sequence[float]) -> list[float]:
     try:
         listed = [float(rate) for rate in rates]
     except (TypeError, ValueError):
-        raise InputError(f"expected learning rates as numbers, got {rates[0]!r}") from None
+        raise InputError(
+            f"expected learning rates as numbers, got {rates[0]!r}: give one number per epoch, a "
+            f"function of the progress in epochs, or a torch learning-rate scheduler"
+        ) from None
     if not all(math.isfinite(rate) and rate >= 0 for rate in listed) or not any(listed):
         raise InputError(f"expected learning rates of at least 0, one of them above 0, got {rates}")
     return listed

@@ -94,7 +94,7 @@ class LoopChecks:
         counts, replicas, cycle: Those of the ``EpochLoop``.
 
     Attributes:
-        policy, num_samples, shape, replicas, cycle: Those of the ``EpochLoop``.
+        counts, policy, num_samples, shape, replicas, cycle: Those of the ``EpochLoop``.
         num_ranks: Number of ranks, each of which records a loss when this one does.
         sharded: Whether a framework is to divide the batches of the sampler over the ranks.
         numbering: A number that says which sample each index stands for; 0 if the data set does.
@@ -102,6 +102,7 @@ class LoopChecks:
     """
 
     def __init__(self, counts: "StepCounts", replicas: Replicas, cycle: "EpochCycle[Any]") -> None:
+        self.counts = counts
         self.policy = counts.policy
         self.num_samples = counts.num_samples
         self.shape = counts.shape
@@ -233,7 +234,8 @@ class LoopChecks:
         advice = (
             "loop over pruner.epochs() or pruner.iterate(loader), give the loader "
             "sampler=pruner.sampler, and record every training batch once, each sample with one "
-            "loss (the mean of two views), and no other batches"
+            "loss (the mean of two views), and no other batches; if a framework reads len(loader) "
+            "only once, start it anew in each epoch"
         )
         if self.sharded:
             advice += (

@@ -117,6 +117,7 @@ class LoopWarnings:
 
     Attributes:
         watching: Whether ``see`` needs the next batch of the epoch.
+        steps_asked: Whether the loop has asked for the number of steps of the training.
     """
 
     def __init__(self, checks: "LoopChecks", sampler: Any, has_dataset: bool) -> None:
@@ -124,7 +125,7 @@ class LoopWarnings:
         self._policy = checks.policy
         self._cycle = checks.cycle
         self._sampler = sampler
-        self._has_recorded = False
+        self.steps_asked = self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
         self._first_batches = -1  # 0 if the loop broke off the first epoch.
         self._cut = 0
@@ -177,6 +178,24 @@ class LoopWarnings:
         """Warn if the policy needs learning rates and has none."""
         self._warn_once("rates", self._policy.without_rates, UserWarning)
 
+    def warn_of_another_epoch(self) -> None:
+        """Warn if an epoch begins that is probably not the one that the user wants."""
+        cycle = self._cycle
+        if cycle.in_loop and cycle.ended_here:  # The user goes back with ``epochs(start)``.
+            return
+        if cycle.epoch < cycle.behind:
+            self._warn_once(
+                "again",
+                f"epoch {cycle.epoch} is trained again, although the training has reached epoch "
+                f"{cycle.behind}: begin with pruner.position.epoch, or loop over pruner.epochs()",
+            )
+        elif cycle.epoch == 1 and not cycle.behind and not cycle.in_loop:
+            self._warn_once(
+                "first",
+                "the training begins with epoch 1, so epoch 0 counts as trained: count epochs from "
+                "0, or load the state of the training that has trained it",
+            )
+
     def warn_of_missing_logits(self, epoch: int) -> None:
         """Warn that an epoch recorded no logits, as those of the loaded state did."""
         self._warn_once(
@@ -204,6 +223,19 @@ class LoopWarnings:
         self._watched = 0
         self.watching = True
 
+    def warn_of_another_order(self, progress: "Progress[Any]", again: int) -> None:
+        """Warn if samples of the last batch come later in the order than those that count."""
+        if not again:
+            return
+        self._warn_once(
+            "order",
+            f"{again} samples of the last batch of epoch {progress.plan.epoch} are not among the "
+            f"first {progress.samples} of its order, so a training that resumes from this state "
+            f"trains samples twice: keep the order of the sampler (in_order=True, and a "
+            f"batch_sampler and a collate_fn that do not sort or leave out samples), or save "
+            f"between epochs",
+        )
+
     def warn_before_saving(self) -> None:
         """Warn if a state does not tell that its epoch was trained."""
         cycle = self._cycle
@@ -222,7 +254,6 @@ class LoopWarnings:
         planned_batches: int | None,
         recorder: "Recorder",
         totals: "RunTotals",
-        total_steps: int | None,
     ) -> list[str]:
         """Return the warnings that an epoch gives rise to.
 
@@ -231,7 +262,6 @@ class LoopWarnings:
             planned_batches: The number of batches of this rank; None if it is not known.
             recorder: What was noted when the losses of the epoch were flushed.
             totals: The sums over the epochs so far, with this one.
-            total_steps: The number of steps of the whole training if the loop has asked for it.
         """
         watched = [index.cpu().numpy() for index in self._batches]  # This waits for the device.
         self.forget()
@@ -259,7 +289,7 @@ class LoopWarnings:
         }
         new = self._once(found)
         if not self._warned & _OTHER_STEPS:
-            short = self._of_missing_steps(progress.plan.epoch, total_steps, totals)
+            short = self._of_missing_steps(progress.plan.epoch, totals)
             new += self._once({"short": short})
         return new
 
@@ -398,13 +428,19 @@ class LoopWarnings:
             f"are taken than total_steps() says: let your framework read len(loader) in each epoch"
         )
 
-    def _of_missing_steps(self, epoch: int, steps: int | None, totals: "RunTotals") -> str | None:
-        """Warn if a training that left out no epoch ends with fewer steps than the loop was told.
+    def _of_missing_steps(self, epoch: int, totals: "RunTotals") -> str | None:
+        """Warn if a training that left out no epoch ends with fewer steps than were planned.
 
-        A loop that did not ask may break off each epoch, and one may record each as one batch.
+        A loop that did not ask for them may break off each epoch, unless the policy saves an exact
+        number of steps, and one may record each epoch as one batch.
         """
-        is_last = epoch + 1 == totals.epochs == self._policy.epochs < totals.batches
-        if not is_last or steps is None or totals.steps >= _ENOUGH_STEPS * steps:
+        if not (self.steps_asked or self._policy.total_steps is not None):
+            return None
+        if not epoch + 1 == totals.epochs == self._policy.epochs < totals.batches:
+            return None
+        known = self._checks.counts.known_steps()
+        steps = 0 if known is None else known + totals.extra
+        if totals.steps >= _ENOUGH_STEPS * steps:
             return None
         return (
             f"the training took {totals.steps} of the {steps} steps that total_steps() says, since "

@@ -310,6 +310,7 @@ class Pruner(EpochLoop[EpochPlan]):
         if unfinished is not None:
             loaded = replace(unfinished, samples=self._samples_loaded(unfinished))
             progress = pack_progress(loaded, self._num_samples, self._is_trained(loaded))
+            self._warn_of_another_order(loaded)
         self._warnings.warn_before_saving()
         packed = {
             **self._identity(),
@@ -396,6 +397,18 @@ class Pruner(EpochLoop[EpochPlan]):
             return recorded
         # The first batch may also be a smaller one, or a part.
         return loaded if number > 1 or places[-1] >= own else recorded
+
+    def _warn_of_another_order(self, progress: Progress[EpochPlan]) -> None:
+        """Warn if a resumed epoch would train the last batch of this rank again."""
+        last, cycle = self._last_index, self._cycle
+        if last is None or cycle.phase is not Phase.RECORDING or not cycle.sampler_read:
+            return
+        if self._checks.sharded:  # Another rank may have trained these places of the order.
+            return
+        behind = np.zeros(self._num_samples, bool)
+        number = (progress.samples - self.sampler.start) // self._shape.num_replicas
+        behind[self.sampler.leading(number)] = True
+        self._warnings.warn_of_another_order(progress, int((~behind[last.cpu().numpy()]).sum()))
 
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in batches and steps of the current size."""

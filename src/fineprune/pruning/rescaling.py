@@ -12,8 +12,8 @@ class Rescaling:
 
     Args:
         weights: The weight of each sample, float32, shape (N,).
-        patience: Of how many samples means may be returned before one of them must have been
-            backpropagated. A loop may record a batch in several parts.
+        patience: After means of how many samples one of them must have been backpropagated. A loop
+            may record a batch in several parts.
     """
 
     def __init__(self, weights: torch.Tensor, patience: float) -> None:
@@ -24,11 +24,10 @@ class Rescaling:
 
     def mean(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         """Return the mean of the ``weighted`` losses, shape (); both arguments have shape (B,)."""
-        mean = self.weighted(index, losses).mean()
-        self._returned += len(losses)
-        if self._returned > self._patience:
+        if self._returned >= self._patience:
             self.check_used()
-        return mean
+        self._returned += len(losses)
+        return self.weighted(index, losses).mean()
 
     def weighted(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         """Return loss times weight, with the shape of the losses.

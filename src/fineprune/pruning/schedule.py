@@ -255,6 +255,6 @@ def check_epoch(epoch: int, epochs: int) -> None:
     """Raise InputError if ``epoch`` (counted from 0) is not one of the training's ``epochs``."""
     if not 0 <= epoch < epochs:
         raise InputError(
-            f"expected an epoch in 0..{epochs - 1}, got {epoch}: "
-            f"make the schedule as long as the training"
+            f"expected an epoch in 0..{epochs - 1}, got {epoch}: count epochs from 0, and make "
+            f"the schedule as long as the training"
         )
