@@ -6,6 +6,7 @@ The tests import this file when they run, because importing Lightning takes seco
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import fineprune as fp
 from fineprune.datasets.synthetic import make_synthetic
+from fineprune.errors import InputError
 from fineprune.integrations.lightning import DataPruning, record
 
 EPOCHS, BATCH, LABELS = 6, 16, 4
@@ -312,6 +314,16 @@ def _rank_main(rank, folder, port):
         net = fit(DataPruning(POLICY), ckpt_path=f"{folder}/step={step}.ckpt", **ranks)
         same = equal_weights(net, pruned)
         resumed[step] = same and torch.equal(pruner_of(net).counts, pruner_of(pruned).counts)
+    # Lightning leaves the sampler to the loader: without one, each rank has a data set of its own.
+    ranks["use_distributed_sampler"] = False
+    refused = ""
+    try:
+        fit(DataPruning(POLICY), **ranks)
+    except InputError as error:
+        refused = str(error)
+    sampler: DistributedSampler[Any] = DistributedSampler(DATA, seed=0)
+    ranks["data"] = loader(batch_size=BATCH // 2, shuffle=False, sampler=sampler)
+    sampled = fit(DataPruning(POLICY), **ranks)
     found = {
         "unpruned": equal_weights(alone, unpruned),
         "weights": pruned.network.state_dict(),
@@ -319,6 +331,8 @@ def _rank_main(rank, folder, port):
         "steps": (pruned.steps, pruned.trainer.global_step),
         "lengths": pruned.lengths,
         "resumed": resumed,
+        "refused": refused,
+        "sampled": equal_weights(sampled, pruned),
     }
     torch.save(found, f"{folder}/rank{rank}.pt")
     leave_group()

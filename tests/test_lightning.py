@@ -16,7 +16,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+)
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -131,6 +137,8 @@ def test_two_ranks_equal_lightning_alone_and_one_process(runs, pruning, undistur
         assert torch.equal(found["counts"], runs.pruner_of(net).counts)
         assert found["steps"] == (net.steps, net.steps)
         assert found["lengths"] == runs.BATCHES
+        assert "expected use_distributed_sampler=True" in found["refused"]
+        assert found["sampled"]
         for name, value in net.network.state_dict().items():
             assert torch.equal(found["weights"][name], one["weights"][name])
             torch.testing.assert_close(found["weights"][name], value, rtol=1e-4, atol=1e-6)
@@ -485,6 +493,10 @@ LOADERS = {
             data, batch_sampler=BatchSampler(RandomSampler(data), 16, drop_last=False)
         ),
         "expected a training loader with batch_size",
+    ),
+    "share of another rank": (
+        lambda data: DataLoader(data, 16, sampler=DistributedSampler(data, 2, 0)),
+        "expected a DistributedSampler for the 1 ranks .*, got one for 2: give every rank",
     ),
     "several": (
         lambda data: [DataLoader(data, 16)] * 2,

@@ -134,6 +134,24 @@ def check_ranks(trainer: pl.Trainer, pruner: Pruner) -> None:
         )
 
 
+def check_shares(trainer: pl.Trainer, loader: DataLoader[object]) -> None:
+    """Raise InputError unless each rank of Lightning alone trains its share of one data set."""
+    sampler, ranks = loader.sampler, trainer.world_size
+    if isinstance(sampler, DistributedSampler):
+        if sampler.num_replicas != ranks:
+            raise InputError(
+                f"expected a DistributedSampler for the {ranks} ranks of the Trainer, which share "
+                f"one data set, got one for {sampler.num_replicas}: give every rank the whole data "
+                f"set, and a loader with shuffle=True and no sampler"
+            )
+    elif ranks > 1 and not trainer._accelerator_connector.use_distributed_sampler:
+        raise InputError(
+            "expected use_distributed_sampler=True with several ranks, since each would train a "
+            "part of its own data set, got False: leave the option out, and give every rank the "
+            "whole data set"
+        )
+
+
 def checked_loader(given: object) -> DataLoader[object]:
     """Return the user's training loader.
 

@@ -19,6 +19,7 @@ from fineprune.integrations.lightning.checks import (
     check_policy,
     check_ranks,
     check_same_steps,
+    check_shares,
     check_trainer,
     check_validation,
     checked_loader,
@@ -277,6 +278,7 @@ class DataPruning(pl.Callback):
         if self._loader is not None:
             return self._loader
         given = checked_loader(source.dataloader())
+        check_shares(trainer, given)
         self._pruner = Pruner(
             given.dataset,
             self.policy,
