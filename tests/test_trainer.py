@@ -474,7 +474,8 @@ def test_a_checkpoint_that_does_not_fit_is_refused(checkpoints, tmp_path):
             trained("dropout", tmp_path, resume=str(file.parent), **RESUMED)
         assert "weights_only" not in str(raised.value)
     file.unlink()
-    with pytest.raises(InputError, match=r"expected pruner\.pt in the checkpoint"):
+    # A training that is killed while it saves has not written this file yet.
+    with pytest.raises(InputError, match=r"expected pruner\.pt in the checkpoint .*an earlier one"):
         trained("dropout", tmp_path, resume=str(folder / "checkpoint-4"), **RESUMED)
 
 

@@ -145,7 +145,8 @@ class PlannedEpochs(_Base):
         if not file.exists():
             raise InputError(
                 f"expected {STATE_FILE} in the checkpoint {resume_from_checkpoint}, found none: "
-                f"resume from a checkpoint that this trainer saved without save_only_model"
+                f"resume from a checkpoint that this trainer saved without save_only_model, or "
+                f"from an earlier one, if saving was interrupted"
             )
         self._load(file, max_steps)
         position = self.pruner.position
