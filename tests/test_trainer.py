@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -1126,6 +1127,11 @@ def train_rank(rank, folder, port):
         trained("image", folder, accelerator_config={"even_batches": False}, **RANKED)
     except InputError as error:
         told["refused"] = str(error)
+    dispatch: dict[str, Any] = {**RANKED, "accelerator_config": {"dispatch_batches": True}}
+    try:
+        trained("language", folder, resume=inside, **dispatch)
+    except InputError as error:
+        told["dispatch"] = str(error)
     # With images, each batch is split among the processes.
     split = {"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 8}
     told["image"] = summary(trained("image", folder, **{**RANKED, **split}))
@@ -1196,6 +1202,12 @@ def test_one_process_resumes_what_two_began(ranks, ranks_folder, tmp_path):
 def test_two_processes_must_have_equally_many_batches(ranks):
     for told in ranks:
         assert "expected even_batches=True" in told["refused"]
+
+
+def test_two_processes_do_not_resume_inside_an_epoch_with_dispatched_batches(ranks):
+    """Accelerate would skip only half of the samples that were trained."""
+    for told in ranks:
+        assert "expected dispatch_batches=False" in told["dispatch"]
 
 
 # -- the examples ---------------------------------------------------------------------------------

@@ -162,6 +162,15 @@ class PlannedEpochs(_Base):
                 f"{self.pruner.shape.multiple} samples, got {samples} trained samples: to resume "
                 f"within an epoch, keep the batch size, accumulation and number of processes"
             )
+        config = self.args.accelerator_config
+        dispatches = config.dispatch_batches and not config.split_batches
+        if steps and dispatches and self.args.world_size > 1:
+            # Accelerate joins one batch per process of its sampler, but skips them one by one.
+            raise InputError(
+                "expected dispatch_batches=False in accelerator_config to resume within an epoch "
+                "with several processes, got True, with which Accelerate would train other "
+                "samples: resume without it, which trains the same batches"
+            )
         return epoch, steps * self.pruner.shape.accumulation
 
     def _load(self, file: Path, max_steps: int) -> None:
