@@ -763,19 +763,45 @@ def test_gradients_that_the_trainer_does_not_divide_give_a_warning(tmp_path):
         trained("text", tmp_path, gradient_accumulation_steps=2, max_steps=1)
 
 
-def test_a_loss_of_another_kind_gives_a_warning(tmp_path):
+def test_the_weights_of_a_policy_have_their_effect_if_the_trainer_does_not_divide(tmp_path):
+    policy = fp.InfoBatch(EPOCHS, save=0.2, anneal=0.2)
+    with pytest.warns(RuntimeWarning, match="gradients are 2 times too large"):
+        undivided = trained(
+            "text", tmp_path, policy, gradient_accumulation_steps=2, learning_rate=0.05
+        )
+
+    class Remedied(Watched):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.model_accepts_loss_kwargs = False
+
+    divided = trained("text", tmp_path, policy, made=Remedied, gradient_accumulation_steps=2)
+    assert undivided.plans == divided.plans
+    torch.testing.assert_close(
+        weights(undivided.model), weights(divided.model), rtol=1e-4, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_loss_of_another_kind_gives_a_warning(accumulation, tmp_path):
     class DoubledForImageClassification(ViTForImageClassification):
-        def forward(self, pixel_values, labels=None):
-            outputs = super().forward(pixel_values, labels=labels)
+        def forward(self, pixel_values, labels=None, **kwargs):
+            outputs = super().forward(pixel_values, labels=labels, **kwargs)
             outputs.loss = outputs.loss * 2
             return outputs
 
     model = DoubledForImageClassification(vit().config)
+    changes = {"gradient_accumulation_steps": accumulation, "max_steps": 1}
     changed = PruningTrainer(
-        model, arguments(tmp_path, max_steps=1), train_dataset=images(), pruning=POLICY
+        model, arguments(tmp_path, **changes), train_dataset=images(), pruning=POLICY
     )
-    with pytest.warns(RuntimeWarning, match="by which they are pruned"):
+    with pytest.warns(RuntimeWarning, match="by which they are pruned") as warned:
         changed.train()
+    (said,) = [str(one.message) for one in warned if "are pruned" in str(one.message)]
+    given, mean = map(float, re.findall(r"is (\d[\d.]*\d)", said))
+    assert math.isclose(mean, math.log(2), rel_tol=0.3)
+    assert ("as the Trainer scales it" in said) == (accumulation > 1)
+    assert math.isclose(given, 2 * mean / accumulation, rel_tol=0.01)
 
 
 @pytest.mark.parametrize(
@@ -1132,6 +1158,10 @@ def train_rank(rank, folder, port):
         trained("language", folder, resume=inside, **dispatch)
     except InputError as error:
         told["dispatch"] = str(error)
+    try:
+        trained("text", folder, **RANKED)
+    except RuntimeWarning as warning:
+        told["undivided"] = str(warning)
     # With images, each batch is split among the processes.
     split = {"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 8}
     told["image"] = summary(trained("image", folder, **{**RANKED, **split}))
@@ -1202,6 +1232,12 @@ def test_one_process_resumes_what_two_began(ranks, ranks_folder, tmp_path):
 def test_two_processes_must_have_equally_many_batches(ranks):
     for told in ranks:
         assert "expected even_batches=True" in told["refused"]
+
+
+def test_gradients_of_two_processes_that_the_trainer_multiplies_give_a_warning(ranks):
+    for told in ranks:
+        said = "gradients are 4 times too large with accumulation 2 and 2 processes: set"
+        assert said in told["undivided"]
 
 
 def test_two_processes_do_not_resume_inside_an_epoch_with_dispatched_batches(ranks):

@@ -70,6 +70,7 @@ class LossRecording(_Base):
     pruner: Pruner
     _sample_losses: SampleLosses | None
     _compared: bool
+    _ignores_num_items = False  # Whether the model was found not to divide by it.
     _watch_labels: bool
     _index: torch.Tensor | None = None  # That of the batch that is trained.
     _has_recorded = False
@@ -209,7 +210,8 @@ class LossRecording(_Base):
             )
         if not self._compared:
             self._compared = True
-            self._compare(loss, losses, self._shares(index, inputs, num_items))
+            shares = self._shares(index, inputs, num_items)
+            self._compare(loss, losses, shares, self._scale(num_items))
         # The loss as a whole is backpropagated, so the mean that ``record`` returns is not needed.
         self.pruner.record(index, losses.detach(), *watched)
         if weights is None:
@@ -240,32 +242,41 @@ class LossRecording(_Base):
             tokens = labeled_tokens(labels[..., 1:] if self._shifts_labels else labels)
         else:
             tokens = torch.ones_like(index)
-        if num_items is None:
-            return tokens / tokens.sum().clamp(min=1)
+        divides = num_items is not None and not self._ignores_num_items
+        shares: torch.Tensor = tokens / (num_items if divides else tokens.sum().clamp(min=1))
+        return shares * self._scale(num_items)
+
+    def _scale(self, num_items: Any) -> int:
+        """Return by what the ``Trainer`` multiplies a loss, since DDP averages the gradients."""
         averages = self.args.average_tokens_across_devices and (
             self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         )
-        shares: torch.Tensor = tokens / num_items
-        return shares * self.accelerator.num_processes if averages else shares
+        return self.accelerator.num_processes if averages and num_items is not None else 1
 
-    def _compare(self, loss: Any, losses: torch.Tensor, shares: torch.Tensor) -> None:
+    def _compare(self, loss: Any, losses: torch.Tensor, shares: torch.Tensor, scale: int) -> None:
         """Warn if the loss of a batch is not made of the losses of its samples."""
         if self.label_smoother is not None:
             return  # Then they differ on purpose.
-        given, mean = loss.item(), (shares * losses.detach()).sum().item()
-        accumulation = self.args.gradient_accumulation_steps
-        if math.isclose(given, mean, rel_tol=_TOLERANCE) or not math.isfinite(given):
+        given, expected = loss.item(), (shares * losses.detach()).sum().item()
+        if math.isclose(given, expected, rel_tol=_TOLERANCE) or not math.isfinite(given):
             return
-        if math.isclose(given, mean * accumulation, rel_tol=_TOLERANCE):
+        mean = expected / (shares.sum().item() or 1)  # That of this batch alone.
+        if math.isclose(given, mean * scale, rel_tol=_TOLERANCE):
+            self._ignores_num_items = True
+            accumulation = self.args.gradient_accumulation_steps
+            causes = [f"accumulation {accumulation}"] if accumulation > 1 else []
+            causes += [f"{scale} processes"] if scale > 1 else []
             said = (
                 f"{type(self.model).__name__} takes num_items_in_batch but does not divide by it, "
-                f"so its gradients are {accumulation} times too large with accumulation: set "
-                f"trainer.model_accepts_loss_kwargs = False"
+                f"so its gradients are {given / expected:.3g} times too large with "
+                f"{' and '.join(causes)}: set trainer.model_accepts_loss_kwargs = False"
             )
         else:
+            same = math.isclose(expected, mean, rel_tol=_TOLERANCE)
+            scaled = "" if same else f" ({expected:.4g} as the Trainer scales it)"
             said = (
                 f"the model's loss of the first batch is {given:.4g}, but the mean of its samples' "
-                f"losses, by which they are pruned, is {mean:.4g}: if the difference is not "
-                f"intended, give the trainer sample_losses"
+                f"losses, by which they are pruned, is {mean:.4g}{scaled}: if the difference is "
+                f"not intended, give the trainer sample_losses"
             )
         warn_user(said)
