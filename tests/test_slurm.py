@@ -244,6 +244,7 @@ def test_a_job_that_is_cancelled_stops_its_ray_after_the_training(tmp_path):
     assert job.wait(30) == 143, log_of(tmp_path)
     assert (tmp_path / "saved").exists()
     assert (tmp_path / "stopped").exists()
+    assert not (tmp_path / "runs/a/slurm-123456.pid").exists()
 
 
 @pytest.mark.parametrize(

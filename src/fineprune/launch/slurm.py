@@ -421,6 +421,7 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "    sleep 1",
         "  done",
         "  ray stop --force || true",
+        '  rm -f -- "$training"',
         "  requeue",
         "  exit 143",
         "}",
