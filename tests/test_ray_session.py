@@ -20,6 +20,7 @@ pytest.importorskip("ray")
 from ray._private import utils
 from ray.exceptions import OutOfMemoryError, RayTaskError
 
+from fineprune.distributed.parameter_servers import end_ray
 from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
 from fineprune.distributed.parameter_servers.processes import Cluster, RemoteError, _cause
 from fineprune.distributed.parameter_servers.ray_session import _own_sigterm, ray_session
@@ -468,3 +469,31 @@ os.kill(loader, signal.SIGKILL)
 def test_the_end_of_ray_does_not_wait_for_loader_processes(tmp_path):
     command = [sys.executable, "-c", FORKED, str(tmp_path / "ray")]
     assert subprocess.run(command, timeout=30).returncode == 0
+
+
+@on_linux
+def test_the_program_that_ends_ray_outlives_requests_to_stop(tmp_path):
+    """They often reach all processes of a training, which then still needs this one."""
+    (tmp_path / "ray").mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", end_ray.__file__, tmp_path / "ray"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        requests = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+        deadline = time.monotonic() + 30
+        while not requests <= ignored(watching.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for number in requests:
+            watching.send_signal(number)
+        told = watching.communicate()[1]  # It closes the pipe, like the end of a training.
+    assert watching.returncode == 0, told
+    assert not (tmp_path / "ray").exists()
+
+
+def ignored(number):
+    """Return the signals that a process ignores."""
+    status = Path(f"/proc/{number}/status").read_text()
+    (mask,) = re.findall(r"SigIgn:\s*([0-9a-f]+)", status)
+    return {one for one in signal.Signals if int(mask, 16) >> (one - 1) & 1}

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator
 
 # What the training's process writes if it ends Ray itself.
 _ENDED = b"ended"
+# A request to stop often reaches all processes of a training. This one is needed until the end.
+_IGNORED = ("SIGTERM", "SIGINT", "SIGHUP")
 _LONGEST_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _QUIET_LOOKS = 5
@@ -93,4 +95,7 @@ def _main(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    for name in _IGNORED:
+        if hasattr(signal, name):  # Windows has no SIGHUP.
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     _main(sys.argv[1])
