@@ -26,6 +26,7 @@ from fineprune.training.stop import Stopped
 pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
+from fineprune.distributed.parameter_servers.ray_session import RayLost
 
 
 def recipe(epochs=4, batch_size=64, run=None, **distributed):
@@ -363,6 +364,17 @@ def test_a_signal_stops_a_run_while_its_processes_start(synchronous, tmp_path):
     assert not (tmp_path / "run").exists()
     train(served, tmp_path / "run", resume=True)
     assert torch.equal(weights(tmp_path / "run"), weights(undisturbed))
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_a_request_to_stop_that_ends_ray_too_is_what_is_reported(tmp_path, monkeypatch):
+    def lose(*arguments, **settings):
+        signal.raise_signal(signal.SIGTERM)
+        raise RayLost("Ray's process raylet ended with status 0")
+
+    monkeypatch.setattr(Coordinator, "run_epoch", lose)
+    with pytest.raises(Stopped, match="by SIGTERM together with its Ray, without another"):
+        train(recipe(strategy="sync"), tmp_path)
 
 
 @pytest.mark.usefixtures("running_ray")

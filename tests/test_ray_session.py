@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from processes import in_session, wait_until_ended
 
 from fineprune.runs.files import read_metrics
@@ -21,9 +22,15 @@ from ray._private import utils
 from ray.exceptions import OutOfMemoryError, RayTaskError
 
 from fineprune.distributed.parameter_servers import end_ray
+from fineprune.distributed.parameter_servers.events import ProcessKind
 from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
-from fineprune.distributed.parameter_servers.processes import Cluster, RemoteError, _cause
-from fineprune.distributed.parameter_servers.ray_session import _own_sigterm, ray_session
+from fineprune.distributed.parameter_servers.processes import Cluster, RemoteError, _cause, _Host
+from fineprune.distributed.parameter_servers.ray_session import (
+    RayHealth,
+    RayLost,
+    _own_sigterm,
+    ray_session,
+)
 from fineprune.errors import InputError, RunError
 
 
@@ -70,6 +77,38 @@ def test_a_failure_of_a_worker_that_explains_itself_is_one_line(cause, kind, sai
     with pytest.raises(RuntimeError, match=said) as raised:
         Cluster._ended(here, SimpleNamespace(_end=None))  # type: ignore[arg-type]
     assert type(raised.value) is kind
+
+
+def test_nothing_is_started_while_rays_own_processes_do_not_answer(monkeypatch):
+    """Ray would wait for them for a minute, and then end this process without a word."""
+    answers = iter([False, False, True, False, True])
+    module = "fineprune.distributed.parameter_servers.ray_session"
+    monkeypatch.setattr(f"{module}._control_store_answers", lambda: next(answers))
+    monkeypatch.setattr(f"{module}._ANSWER_SECONDS", 0.0)
+    stops: list[bool] = []
+    health = RayHealth(lambda: bool(stops))
+    health.wait()
+    stops.append(True)
+    with pytest.raises(RayLost, match=r"^Ray's process gcs_server does not answer: Ray cannot"):
+        Cluster.start(SimpleNamespace(_health=health), ProcessKind.SERVER, 0, int)  # type: ignore
+    health.wait()  # It answers, so the process that died is replaced, and a checkpoint written.
+    assert list(answers) == []
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    monkeypatch.setattr(f"{module}._own_processes", lambda: {"raylet": ended})
+    with pytest.raises(RayLost, match="raylet ended with status 0: Ray cannot"):
+        RayHealth(lambda: False).wait()
+
+
+def test_a_request_to_stop_that_reaches_a_worker_does_not_end_it():
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        _Host(torch.get_num_threads())
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == []
 
 
 # It prints the addresses on which it and its children listen, in the kernel's hexadecimal form.

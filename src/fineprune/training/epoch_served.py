@@ -43,6 +43,7 @@ def served_training(
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
     from fineprune.distributed.parameter_servers.placement import Places
     from fineprune.distributed.parameter_servers.processes import cluster
+    from fineprune.distributed.parameter_servers.ray_session import RayLost
 
     strategy = recipe.distributed
     state = build_state(recipe, ranks, saved)
@@ -54,26 +55,31 @@ def served_training(
         threads=recipe.run.threads,
         gpus=1.0 if recipe.run.device.startswith("cuda") else 0.0,
     )
-    with cluster(places, stop=lambda: bool(stop)) as place:
-        stop.check("before the first epoch")
-        state.coordinator = Coordinator(
-            place,
-            strategy,
-            state.model,
-            functools.partial(
-                RecipeReplica,
-                with_absolute_paths(recipe),
-                samples_digest=state.data.samples_digest,
-                records_logits=state.records_logits,
-            ),
-            functools.partial(build_optimizer, settings=recipe.training),
-            folder.resolve() / "servers",
-            state=None if saved is None else saved["servers"],
-        )
-        with contextlib.closing(state.coordinator):
-            state.coordinator.wait_for_workers(lambda: bool(stop))
+    try:
+        with cluster(places, stop=lambda: bool(stop)) as place:
             stop.check("before the first epoch")
-            yield state
+            state.coordinator = Coordinator(
+                place,
+                strategy,
+                state.model,
+                functools.partial(
+                    RecipeReplica,
+                    with_absolute_paths(recipe),
+                    samples_digest=state.data.samples_digest,
+                    records_logits=state.records_logits,
+                ),
+                functools.partial(build_optimizer, settings=recipe.training),
+                folder.resolve() / "servers",
+                state=None if saved is None else saved["servers"],
+            )
+            with contextlib.closing(state.coordinator):
+                state.coordinator.wait_for_workers(lambda: bool(stop))
+                stop.check("before the first epoch")
+                yield state
+    except RayLost:
+        # What asked this process to stop has probably stopped Ray, too.
+        stop.check("together with its Ray, without another checkpoint")
+        raise
 
 
 def train_epoch_on_servers(

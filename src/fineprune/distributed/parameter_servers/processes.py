@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -76,6 +77,9 @@ class _Host:
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
+        # A request to stop often reaches all processes of a training. The coordinator then still
+        # needs this one for a checkpoint. A handler, since programs inherit what is ignored.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
 
     def run(
         self,
@@ -148,9 +152,9 @@ class Cluster:
         host: The address of this process for links and stores.
     """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, stop: Callable[[], bool]) -> None:
         self.placement = placement
-        self._health = RayHealth()
+        self._health = RayHealth(stop)
         self.host = _own_address()
         self._listener = Listener(self.host)
         self._selector = selectors.DefaultSelector()
@@ -171,6 +175,7 @@ class Cluster:
         ``index`` is the worker's rank, or the server's index. ``host`` is the address of the
         process for links. The arguments must be picklable.
         """
+        self._health.wait()
         host: Any = ray.remote(_Host)
         options = self.placement.options(kind, index)
         actor = host.options(**options).remote(self.placement.places.threads)
@@ -293,11 +298,12 @@ def cluster(places: Places, *, stop: Callable[[], bool] = lambda: False) -> Iter
 
     Args:
         places: The resources to reserve.
-        stop: Function that is called repeatedly during the wait for the resources. If it returns
-            True, the wait ends, and processes may not be started.
+        stop: Function that is called repeatedly during a wait for the resources, or for Ray's own
+            processes. If it returns True, the wait ends. In the first case, processes may not be
+            started; in the second, ``RayLost`` is raised.
     """
     with ray_session(places.cpus):
-        held = Cluster(Placement(places, stop))
+        held = Cluster(Placement(places, stop), stop)
         try:
             yield held
         finally:

@@ -97,38 +97,63 @@ def ray_session(cpus: int) -> Iterator[None]:
         yield
 
 
+class RayLost(RunError):
+    """Ray's own processes have ended or hang, so that no process can be started or replaced."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]}: Ray cannot start or replace processes without it; continue with "
+            f"--resume"
+        )
+
+
 class RayHealth:
     """Looks at the processes of Ray itself, on which the workers and servers depend.
 
     They are not needed while no process of the training is started, so a training could go on
     without them for some time. But Ray would end this process without a word.
+
+    Args:
+        stop: Function that returns whether this process was asked to stop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Callable[[], bool]) -> None:
+        self._stop = stop
         self._processes = _own_processes()
         self._looked = time.monotonic()
         self._silence = 0.0
 
     def check(self) -> None:
         """Look at the processes, if the last look was a second ago."""
-        passed = time.monotonic() - self._looked
-        if passed < _LOOK_SECONDS:
-            return
+        if time.monotonic() - self._looked >= _LOOK_SECONDS:
+            self._silent()
+
+    def wait(self) -> None:
+        """Wait until the processes answer, because Ray would start nothing before, but hang.
+
+        If this process was asked to stop, they probably were, too, and are not waited for.
+        """
+        while silent := self._silent():
+            if self._stop():
+                raise RayLost(f"Ray's process {silent} does not answer")
+            time.sleep(_ANSWER_SECONDS)
+
+    def _silent(self) -> str | None:
+        """Return the name of a process that does not answer, if any."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                raise RunError(f"Ray's process {name} {_end_of(process)}: {_ADVICE}")
+                raise RayLost(f"Ray's process {name} {_end_of(process)}")
         silent = next((n for n, p in self._processes.items() if _is_suspended(p.pid)), None)
         if silent is None and not _control_store_answers():
             silent = "gcs_server"
+        passed = time.monotonic() - self._looked
         # If this process was suspended, that time does not count.
         self._silence = 0.0 if silent is None else self._silence + min(passed, 2 * _LOOK_SECONDS)
         self._looked = time.monotonic()
         if self._silence > SILENCE_SECONDS:
             seconds = f"{self._silence:.0f} s"
-            raise RunError(f"Ray's process {silent} has been silent for {seconds}: {_ADVICE}")
-
-
-_ADVICE = "Ray cannot start or replace processes without it; continue with --resume"
+            raise RayLost(f"Ray's process {silent} has been silent for {seconds}")
+        return silent
 
 
 def within(seconds: float, act: Callable[[], object]) -> bool:
