@@ -19,7 +19,7 @@ from fineprune.runs.files import read_metrics
 pytest.importorskip("ray")
 
 from ray._private import utils
-from ray.exceptions import OutOfMemoryError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from fineprune.distributed.parameter_servers import end_ray
 from fineprune.distributed.parameter_servers.events import ProcessKind
@@ -77,6 +77,16 @@ def test_a_failure_of_a_worker_that_explains_itself_is_one_line(cause, kind, sai
     with pytest.raises(RuntimeError, match=said) as raised:
         Cluster._ended(here, SimpleNamespace(_end=None))  # type: ignore[arg-type]
     assert type(raised.value) is kind
+
+
+def test_the_end_of_rays_own_processes_is_no_death_of_a_worker(monkeypatch):
+    def get(end, timeout):
+        raise RayActorError(error_msg="The actor is dead because its owner has died. Owner Id: 01")
+
+    monkeypatch.setattr("ray.get", get)
+    here = SimpleNamespace(_forget=lambda process: None)
+    with pytest.raises(RayLost, match=r"^Ray's process raylet .* continue with --resume$"):
+        Cluster._ended(here, SimpleNamespace(_end=None))  # type: ignore[arg-type]
 
 
 def test_nothing_is_started_while_rays_own_processes_do_not_answer(monkeypatch):
@@ -528,6 +538,8 @@ def test_the_program_that_ends_ray_outlives_requests_to_stop(tmp_path):
             watching.send_signal(number)
         told = watching.communicate()[1]  # It closes the pipe, like the end of a training.
     assert watching.returncode == 0, told
+    assert told.startswith("fineprune: the training ended without a message: it, or its Ray, was ")
+    assert len(told.splitlines()) == 1
     assert not (tmp_path / "ray").exists()
 
 

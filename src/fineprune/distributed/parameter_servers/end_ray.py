@@ -20,6 +20,11 @@ from collections.abc import Iterable, Iterator
 _ENDED = b"ended"
 # A request to stop often reaches all processes of a training. This one is needed until the end.
 _IGNORED = ("SIGTERM", "SIGINT", "SIGHUP")
+# Ray ends a training without a word if its own processes are stopped, as ``ray stop`` does.
+_NO_MESSAGE = (
+    "fineprune: the training ended without a message: it, or its Ray, was killed or stopped; "
+    "continue with --resume"
+)
 _LONGEST_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
 _QUIET_LOOKS = 5
@@ -83,6 +88,8 @@ def _main(folder: str) -> None:
         parents.pop(training, None)
         _kill(number for number, parent in parents.items() if parent not in ([], [str(training)]))
         return
+    with contextlib.suppress(OSError):  # The terminal may be gone.
+        print(_NO_MESSAGE, file=sys.stderr, flush=True)
     deadline = time.monotonic() + _LONGEST_SECONDS
     quiet = 0
     # A process that was just being started is found a little later.

@@ -35,7 +35,12 @@ from fineprune.distributed.parameter_servers.channel import (
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind
 from fineprune.distributed.parameter_servers.messages import Hello, Message, Ping, Pong, Ready
 from fineprune.distributed.parameter_servers.placement import Placement, Places
-from fineprune.distributed.parameter_servers.ray_session import RayHealth, ray_session, within
+from fineprune.distributed.parameter_servers.ray_session import (
+    RayHealth,
+    RayLost,
+    ray_session,
+    within,
+)
 from fineprune.errors import InputError, RunError, first_line, lack_of
 
 Ts = TypeVarTuple("Ts")
@@ -268,6 +273,8 @@ class Cluster:
         try:
             ray.get(process._end, timeout=_CAUSE_SECONDS)
         except (RayActorError, OutOfMemoryError) as error:
+            if "its owner has died" in str(error):  # This process is the owner.
+                raise RayLost("Ray's process raylet counts as dead") from error
             return Ended(_cause(error))
         except GetTimeoutError:
             pass
