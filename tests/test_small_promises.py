@@ -346,6 +346,16 @@ def test_a_batch_with_weights_may_be_recorded_in_parts_of_which_the_sum_is_backp
         pruner.end_epoch()
 
 
+def test_batches_with_weights_that_are_too_large_may_be_accumulated():
+    pruner = fp.Pruner(N, Weighting(EPOCHS), batch_size=4)
+    means = []
+    for index in torch.tensor(list(pruner.sampler)).split(8):
+        means.append(pruner.record(index, torch.ones(len(index), requires_grad=True)))
+    torch.stack(means).sum().backward()
+    with pytest.warns(RuntimeWarning, match="recorded in 2 batches instead of 3"):
+        pruner.end_epoch()
+
+
 def test_losses_of_an_earlier_epoch_end_the_one_that_a_state_was_taken_in():
     stopped = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
     for epoch in stopped.epochs():
@@ -400,6 +410,32 @@ def test_a_state_within_an_epoch_whose_order_the_loader_changed_is_warned_of():
         pruner.state_dict()
 
 
+@pytest.mark.parametrize("loop", ["complete", "again", "observed", "set_epoch", "out of range"])
+def test_no_state_is_warned_of_whose_training_goes_on_as_it_should(loop):
+    pruner = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8, drop_last=True)
+    record = pruner.observe if loop == "observed" else pruner.record
+    if loop == "set_epoch":  # As a framework that skips batches of its own order.
+        pruner.set_epoch(0)
+    else:
+        pruner.start_epoch(0)
+    batches = pruner.sampler.order().split(8)
+    list(pruner.sampler)
+    if loop == "complete":
+        batches = [batches[1], batches[2], batches[0]]
+    elif loop in ("observed", "set_epoch"):
+        batches = [batches[0], batches[2]]
+    else:
+        batches = batches[:2]
+    for index in batches:
+        record(index, torch.ones(8))
+    if loop == "again":  # A cell that is run again, and stopped before its first batch.
+        pruner.start_epoch(0)
+        list(pruner.sampler)
+    if loop == "out of range":
+        pruner.record(torch.arange(N, N + 8), torch.ones(8))
+    pruner.state_dict()
+
+
 def test_epochs_may_be_trained_again_if_the_loop_says_so():
     pruner = fp.Pruner(N, fp.FullData(2), batch_size=N)
     for _ in range(2):
@@ -413,6 +449,10 @@ def test_a_framework_that_counts_epochs_from_one_is_told_at_its_first_batch():
     pruner.start_epoch(1)
     with pytest.warns(RuntimeWarning, match="begins with epoch 1, .*: count epochs from 0"):
         pruner.record(pruner.sampler.order(), torch.ones(N))
+    warmed_up = fp.Pruner(N, fp.FullData(2), batch_size=N)
+    for epoch in range(2):
+        warmed_up.set_epoch(epoch)  # Nothing is recorded of the first one.
+    warmed_up.record(warmed_up.sampler.order(), torch.ones(N))
     pruner.end_epoch()
     with pytest.raises(InputError, match=r"in 0\.\.1, got 2: count epochs from 0"):
         pruner.start_epoch(2)

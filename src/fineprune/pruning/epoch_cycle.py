@@ -89,6 +89,7 @@ class EpochCycle(Generic[Plan]):
         named: Whether the user has named an epoch, so that the state of a loader names none.
         behind: The number of the first epoch behind all that have ended, here or before a loaded
             state was saved.
+        from_first: Whether the user has named epoch 0.
         in_loop: Whether a loop over ``epochs()`` has the current epoch in progress.
         ended_here: Whether this process has ended an epoch.
     """
@@ -105,7 +106,7 @@ class EpochCycle(Generic[Plan]):
         self.pending: list[Batch] = []
         self.count: Callable[[list[Batch]], None]
         self._phase = Phase.PLANNED
-        self.named = self.ended_here = self.in_loop = False
+        self.named = self.ended_here = self.from_first = self.in_loop = False
         self.behind = 0
         self._aside: Progress[Plan] | None = None
         self._driver: object | None = None

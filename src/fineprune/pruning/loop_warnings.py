@@ -189,7 +189,7 @@ class LoopWarnings:
                 f"epoch {cycle.epoch} is trained again, although the training has reached epoch "
                 f"{cycle.behind}: begin with pruner.position.epoch, or loop over pruner.epochs()",
             )
-        elif cycle.epoch == 1 and not cycle.behind and not cycle.in_loop:
+        elif cycle.epoch == 1 and not (cycle.behind or cycle.from_first or cycle.in_loop):
             self._warn_once(
                 "first",
                 "the training begins with epoch 1, so epoch 0 counts as trained: count epochs from "
@@ -444,8 +444,9 @@ class LoopWarnings:
             return None
         return (
             f"the training took {totals.steps} of the {steps} steps that total_steps() says, since "
-            f"epochs were ended before their last batch, so a rate made for all steps has not "
-            f"fallen to its end: train all batches, or make the scheduler for fewer steps"
+            f"epochs ended before their last batch, or batches were not recorded or larger than "
+            f"batch_size, so a rate made for all steps has not fallen to its end: train all "
+            f"batches, or make the scheduler for fewer steps"
         )
 
     def _of_rate(self, epoch: int, totals: "RunTotals") -> str | None:

@@ -401,14 +401,20 @@ class Pruner(EpochLoop[EpochPlan]):
     def _warn_of_another_order(self, progress: Progress[EpochPlan]) -> None:
         """Warn if a resumed epoch would train the last batch of this rank again."""
         last, cycle = self._last_index, self._cycle
-        if last is None or cycle.phase is not Phase.RECORDING or not cycle.sampler_read:
+        # A loop that names its epochs by ``set_epoch`` skips trained batches by itself.
+        if last is None or not (cycle.driven and cycle.sampler_read) or self._observes:
             return
-        if self._checks.sharded:  # Another rank may have trained these places of the order.
+        # A framework that shards the batches may give these places of the order to another rank.
+        if self._checks.sharded or self._is_trained(progress):
             return
-        behind = np.zeros(self._num_samples, bool)
+        if progress.batches == self._batches_before:  # The last batch came before the first one.
+            return
         number = (progress.samples - self.sampler.start) // self._shape.num_replicas
+        behind = np.zeros(self._num_samples, bool)
         behind[self.sampler.leading(number)] = True
-        self._warnings.warn_of_another_order(progress, int((~behind[last.cpu().numpy()]).sum()))
+        index = last.cpu().numpy()
+        index = index[(index >= 0) & (index < self._num_samples)]  # Others must not stop a save.
+        self._warnings.warn_of_another_order(progress, int((~behind[index]).sum()))
 
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in batches and steps of the current size."""
@@ -455,8 +461,8 @@ class Pruner(EpochLoop[EpochPlan]):
         if plan.weights is not None:
             # A step may be backpropagated only when the next batch is recorded. Without a batch
             # size, this is checked at the end of the epoch.
-            batch = self._shape.batch_size or math.inf
-            self._rescaling = Rescaling(plan.weights, batch * (self._shape.accumulation + 1))
+            batches, size = self._shape.accumulation + 1, self._shape.batch_size or math.inf
+            self._rescaling = Rescaling(plan.weights, batches, size)
         self.sampler.follow(plan, start)
         return self.sampler.total_size
 
