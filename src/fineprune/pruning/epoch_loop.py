@@ -113,7 +113,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._samples_per_batch = shape.batch_size * shape.num_replicas
         self._last_index: torch.Tensor | None = None  # That of the last batch that was counted.
         self._batches_before = 0  # Those of the epoch before the sampler's first one.
-        self._observes = False  # Whether batches are trained elsewhere, in any order.
         self._rescaling: Rescaling | None = None
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
         self._report = RunReport(counts, dataset)
@@ -427,7 +426,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         Raises:
             InputError: As for ``record``.
         """
-        self._observes = True
+        self._checks.observes = True
         self._record(as_numbers("indices", index), losses, logits, labels)
 
     def end_epoch(self) -> None:

@@ -98,6 +98,7 @@ class LoopChecks:
         num_ranks: Number of ranks, each of which records a loss when this one does.
         sharded: Whether a framework is to divide the batches of the sampler over the ranks.
         numbering: A number that says which sample each index stands for; 0 if the data set does.
+        observes: Whether batches are trained elsewhere: in any order, and perhaps not all of them.
         ranks_compared: Whether ``compare_ranks`` has nothing to do any more.
     """
 
@@ -111,6 +112,7 @@ class LoopChecks:
         self.replicas = replicas
         self.cycle = cycle
         self.numbering = 0
+        self.observes = False
         self.ranks_compared = replicas.size == 1
 
     def check_epochs_left(self) -> None:

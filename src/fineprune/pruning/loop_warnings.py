@@ -434,7 +434,8 @@ class LoopWarnings:
         A loop that did not ask for them may break off each epoch, unless the policy saves an exact
         number of steps, and one may record each epoch as one batch.
         """
-        if not (self.steps_asked or self._policy.total_steps is not None):
+        exact = self._policy.total_steps is not None and not self._checks.observes
+        if not (self.steps_asked or exact):
             return None
         if not epoch + 1 == totals.epochs == self._policy.epochs < totals.batches:
             return None

@@ -402,7 +402,7 @@ class Pruner(EpochLoop[EpochPlan]):
         """Warn if a resumed epoch would train the last batch of this rank again."""
         last, cycle = self._last_index, self._cycle
         # A loop that names its epochs by ``set_epoch`` skips trained batches by itself.
-        if last is None or not (cycle.driven and cycle.sampler_read) or self._observes:
+        if last is None or not (cycle.driven and cycle.sampler_read) or self._checks.observes:
             return
         # A framework that shards the batches may give these places of the order to another rank.
         if self._checks.sharded or self._is_trained(progress):
