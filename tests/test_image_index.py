@@ -563,15 +563,17 @@ def test_many_images_take_little_private_memory(tmp_path):
         file.write(f"files/dark/0001{image_bytes(1)[1]} 0\n")
         for i in range(1, images):
             file.write(f"n01440764/n01440764_{i:07}.JPEG {i % 1000}\n")
+    # The second one makes the C library give back all memory that was freed.
+    settings = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "MALLOC_TRIM_THRESHOLD_": "65536"}
     for _ in ("made", "from the cache"):
         done = subprocess.run(
             [sys.executable, "-c", MEMORY, tmp_path / "list.txt"],
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+            env={**os.environ, **settings},
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, done.stderr
         number, memory, labels = json.loads(done.stdout)
         assert (number, labels) == (images, sum(i % 1000 for i in range(images)))
-        assert memory < 10
+        assert memory < 5
     assert sum(path.stat().st_size for path in Path(tmp_path / "cache").rglob("*")) < 60 * images
