@@ -90,7 +90,6 @@ class EpochCycle(Generic[Plan]):
         behind: The number of the first epoch behind all that have ended, here or before a loaded
             state was saved.
         from_first: Whether the user has named epoch 0.
-        in_loop: Whether a loop over ``epochs()`` has the current epoch in progress.
         ended_here: Whether this process has ended an epoch.
     """
 
@@ -106,7 +105,7 @@ class EpochCycle(Generic[Plan]):
         self.pending: list[Batch] = []
         self.count: Callable[[list[Batch]], None]
         self._phase = Phase.PLANNED
-        self.named = self.ended_here = self.from_first = self.in_loop = False
+        self.named = self.ended_here = self.from_first = False
         self.behind = 0
         self._aside: Progress[Plan] | None = None
         self._driver: object | None = None
@@ -162,17 +161,20 @@ class EpochCycle(Generic[Plan]):
         """Whether a loop, or ``start_epoch``, has the current epoch in progress."""
         return self._driver is not None
 
-    def drive(self, driver: object, in_loop: bool = False) -> None:
+    @property
+    def in_loop(self) -> bool:
+        """Whether a loop over ``epochs()`` has the current epoch in progress."""
+        return self.driven and self._driver is not self
+
+    def drive(self, loop: object | None = None) -> None:
         """Give the current epoch to a loop over the epochs, or to the user of ``start_epoch``."""
-        self._driver = driver
+        self._driver = self if loop is None else loop
         self.named = True
-        self.in_loop = in_loop
 
     def let_go(self, driver: object | None = None) -> None:
         """Take the current epoch back from this driver; from any driver if none is given."""
         if driver is None or driver is self._driver:
             self._driver = None
-            self.in_loop = False
 
     def must_end_before(self, epoch: int) -> bool:
         """Return whether another epoch has losses and must end before ``epoch`` becomes current."""
@@ -261,7 +263,7 @@ class EpochCycle(Generic[Plan]):
         self.behind = max(self.behind, progress.plan.epoch + 1)
         if progress is self._current:
             self._phase = Phase.ENDED
-            self.let_go()
+            self._driver = None
             self.limit = 1
         self.ended_here = True
 

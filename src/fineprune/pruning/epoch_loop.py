@@ -281,7 +281,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         driver = object()
         for epoch in range(cycle.next_epoch if start is None else start, epochs):
             self.start_epoch(epoch)
-            cycle.drive(driver, in_loop=True)
+            cycle.drive(driver)
             try:
                 yield epoch
             except GeneratorExit:  # The loop was left by ``break``.
@@ -337,7 +337,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             progress.samples = self._samples_loaded(progress)
             self._batches_before = progress.batches
             self._follow(progress.plan, progress.planned - progress.left)
-        cycle.drive(self)
+        cycle.drive()
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` (counted from 0) current, and plan it from the current counts.

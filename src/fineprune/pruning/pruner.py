@@ -309,8 +309,10 @@ class Pruner(EpochLoop[EpochPlan]):
         progress = None
         if unfinished is not None:
             loaded = replace(unfinished, samples=self._samples_loaded(unfinished))
-            progress = pack_progress(loaded, self._num_samples, self._is_trained(loaded))
-            self._warn_of_another_order(loaded)
+            trained = self._is_trained(loaded)
+            progress = pack_progress(loaded, self._num_samples, trained)
+            if not trained:
+                self._warn_of_another_order(loaded)
         self._warnings.warn_before_saving()
         packed = {
             **self._identity(),
@@ -405,7 +407,7 @@ class Pruner(EpochLoop[EpochPlan]):
         if last is None or not (cycle.driven and cycle.sampler_read) or self._checks.observes:
             return
         # A framework that shards the batches may give these places of the order to another rank.
-        if self._checks.sharded or self._is_trained(progress):
+        if self._checks.sharded:
             return
         if progress.batches == self._batches_before:  # The last batch came before the first one.
             return
