@@ -246,12 +246,15 @@ def test_training_the_rest_of_an_epoch_is_no_reason_to_warn(skips):
         for indices in second.sampler.order().split(8)[10:]:
             second.record(indices, losses_of(6, indices))
         second.end_epoch()
-    # A trainer that resumes without the pruner's state trains the last batches only.
+    # A trainer that resumes without the pruner's state trains the last batches only. It is told
+    # that the state is missing, and nothing else.
     third = made(batch_size=8)
     third.set_epoch(6)
-    for indices in third.sampler.order().split(8)[10:]:
-        third.record(indices, losses_of(6, indices))
-    third.end_epoch()
+    with pytest.warns(RuntimeWarning, match="begins with epoch 6") as caught:
+        for indices in third.sampler.order().split(8)[10:]:
+            third.record(indices, losses_of(6, indices))
+        third.end_epoch()
+    assert len(caught) == 1
 
 
 def test_an_epoch_that_has_ended_takes_no_more_losses():

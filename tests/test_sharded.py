@@ -146,7 +146,7 @@ def warned(rank, early):
             loop(pruner)
             pruner.end_epoch()
         messages = [str(warning.message) for warning in found]
-        first = "the training begins with epoch 1"  # The first one that is pruned.
+        first = "the training begins with epoch"  # The first one that is pruned.
         return [text for text in messages if not text.startswith(first)], pruner.nonfinite
 
     def ignores(pruner):

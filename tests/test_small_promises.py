@@ -444,11 +444,15 @@ def test_epochs_may_be_trained_again_if_the_loop_says_so():
     assert pruner.steps_done == 4
 
 
-def test_a_framework_that_counts_epochs_from_one_is_told_at_its_first_batch():
+def test_a_training_that_begins_with_a_later_epoch_is_told_at_its_first_batch():
     pruner = fp.Pruner(N, fp.FullData(2), batch_size=N)
     pruner.start_epoch(1)
     with pytest.warns(RuntimeWarning, match="begins with epoch 1, .*: count epochs from 0"):
         pruner.record(pruner.sampler.order(), torch.ones(N))
+    forgotten = fp.Pruner(N, fp.FullData(4), batch_size=N)
+    with pytest.warns(RuntimeWarning, match="begins with epoch 2, .*: load the pruner's state"):
+        forgotten.set_epoch(2)  # The state of the model was loaded, but not this one.
+        forgotten.record(forgotten.sampler.order(), torch.ones(N))
     warmed_up = fp.Pruner(N, fp.FullData(2), batch_size=N)
     for epoch in range(2):
         warmed_up.set_epoch(epoch)  # Nothing is recorded of the first one.

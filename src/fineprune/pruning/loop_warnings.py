@@ -189,11 +189,13 @@ class LoopWarnings:
                 f"epoch {cycle.epoch} is trained again, although the training has reached epoch "
                 f"{cycle.behind}: begin with pruner.position.epoch, or loop over pruner.epochs()",
             )
-        elif cycle.epoch == 1 and not (cycle.behind or cycle.from_first or cycle.in_loop):
+        elif cycle.epoch and not (cycle.behind or cycle.from_first or cycle.in_loop):
+            count = "count epochs from 0, or " if cycle.epoch == 1 else ""
             self._warn_once(
                 "first",
-                "the training begins with epoch 1, so epoch 0 counts as trained: count epochs from "
-                "0, or load the state of the training that has trained it",
+                f"the training begins with epoch {cycle.epoch}, so those before it count as "
+                f"trained, but nothing was learned from their losses: {count}load the pruner's "
+                f"state of the training that has trained them",
             )
 
     def warn_of_missing_logits(self, epoch: int) -> None:
