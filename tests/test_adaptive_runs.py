@@ -40,7 +40,8 @@ def test_a_run_has_exactly_the_planned_steps(tmp_path):
 
 def test_a_plan_shows_the_samples_of_each_epoch():
     planned = forecast(make_recipe(RECIPE), 512).kept
-    arguments = "plan --epochs 8 --milestones 3,5,7 --set training.gamma=0.2 training.batch_size=32"
+    arguments = "plan training.epochs=8 training.milestones=[3,5,7]"
+    arguments += " training.gamma=0.2 training.batch_size=32"
     command = [*arguments.split(), "--save", "0.35", "--samples", "512"]
     shown = CliRunner().invoke(app, [*command, "--json"])
     assert shown.exit_code == 0, shown.output
@@ -51,7 +52,7 @@ def test_a_plan_shows_the_samples_of_each_epoch():
 
 
 def test_a_plan_shows_epochs_of_about_one_length_in_one_line():
-    options = "plan --epochs 200 --set training.schedule=linear"
+    options = "plan training.epochs=200 training.schedule=linear"
     shown = CliRunner().invoke(app, [*options.split(), "--save", "0.35"]).stdout.splitlines()
     bars = [line.split() for line in shown if "█" in line]
     assert 10 < len(bars) <= 40
@@ -63,7 +64,7 @@ def test_a_plan_shows_epochs_of_about_one_length_in_one_line():
 
 
 def test_a_plan_has_other_bars_where_the_encoding_has_no_block():
-    command = ["plan", "--epochs", "8", "--milestones", "3,5,7", "--save", "0.35"]
+    command = ["plan", "training.epochs=8", "training.milestones=[3,5,7]", "--save", "0.35"]
     usual = CliRunner().invoke(app, command)
     other = CliRunner(charset="latin-1").invoke(app, command)
     assert other.exit_code == 0, other.exception
@@ -73,9 +74,8 @@ def test_a_plan_has_other_bars_where_the_encoding_has_no_block():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--epochs 8 --save 0.35 --window 3", "expected --save or a schedule, got --save and --wi"),
-        ("--save 0.35", "expected --epochs with --save, got none"),
-        ("--epochs 8 --save 1", "expected save as a share in [0, 1), got 1.0"),
+        ("--save 0.35", "expected a recipe, or training.epochs="),
+        ("training.epochs=8 --save 1", "expected save as a share in [0, 1), got 1.0"),
     ],
 )
 def test_a_plan_that_cannot_be_is_one_line(options, message):

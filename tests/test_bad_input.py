@@ -83,7 +83,7 @@ def frozen(classes, channels):
 """
 
 QUICK = "recipes/quick.toml"
-PLAN = "plan --epochs 20 --window 10 --start 4"
+PLAN = "plan training.epochs=20 pruning.window=10 pruning.start=4"
 
 
 def own(name: str) -> str:
@@ -330,28 +330,24 @@ COMMANDS = [
         "--target-loss to be a finite number above 0, got nan",
     ),
     # Plans.
-    ("plan", "expected a recipe, or --epochs"),
+    ("plan", "expected a recipe, or training.epochs="),
     (f"plan {QUICK} {QUICK}", "expected one recipe"),
     (f"plan {QUICK} --set pruning.policy=full", "expected a policy with a schedule"),
-    ("plan --epochs 10", "pruning.window"),
-    ("plan --epochs 10 --window 0", "at least 1"),
-    (f"plan {QUICK} --prune 1.5", "share in [0, 1)"),
-    ("plan --epochs 1000000000 --window 5", "at most 100000, got 1000000000"),
+    ("plan training.epochs=10", "pruning.window"),
+    ("plan training.epochs=10 pruning.window=0", "at least 1"),
+    (f"plan {QUICK} pruning.prune=1.5", "share in [0, 1)"),
+    ("plan training.epochs=1000000000 pruning.window=5", "at most 100000, got 1000000000"),
     (f"{PLAN} --step-time 0", "expected --step-time to be above 0, got 0"),
     (f"{PLAN} --step-time nan", "got nan"),
     (f"{PLAN} --overhead=-1", "expected --overhead to be at least 0, got -1"),
     (f"{PLAN} --samples 0", "expected --samples to be at least 1, got 0"),
-    (f"{PLAN} --prune inf", "pruning.prune"),
+    (f"{PLAN} pruning.prune=inf", "a share in [0, 1) or a whole number of samples, got inf"),
     (
-        f"{PLAN} --prune 0 --samples 100 --set training.drop_last=true",
+        f"{PLAN} pruning.prune=0 training.drop_last=true --samples 100",
         "at most 100, the samples of each rank",
     ),
     (
-        "plan --epochs 20 --windows-per-interval 1 --milestones a,b",
-        "--milestones to be whole numbers separated by commas, such as 60,120,160, got 'a,b'",
-    ),
-    (
-        "plan --epochs 20 --windows-per-interval 9 --milestones 4,8",
+        "plan training.epochs=20 pruning.windows_per_interval=9 training.milestones=[4,8]",
         "at most 4 windows_per_interval",
     ),
     (f"plan {QUICK} --set {own('pair')}", "expected --samples with your own data"),

@@ -57,14 +57,16 @@ def shown_commands():
     return re.findall(r"^fineprune (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
 
 
+# A plan without a recipe.
+FINE_PRUNED = "plan training.epochs={epochs} pruning.window={window} pruning.start={start}"
+PAPER = FINE_PRUNED.format(epochs=200, window=60, start=30) + " pruning.attenuation=2"
+
+
 def test_the_number_of_samples_to_skip_may_be_whole(folder):
-    given = ["plan", "--epochs", 10, "--window", 5, "--start", 2, "--samples", 100]
-    given += ["--batch-size", 1, "--prune"]
-    assert "18.00%" in run(*given, "30").output
-    assert run(*given, "30").output == run(*given, "0.3").output
-    wrong = run(*given, "many")
-    assert wrong.exit_code == 2
-    assert "expected --prune as a share in [0, 1) or a whole number of samples" in wrong.output
+    given = [*FINE_PRUNED.format(epochs=10, window=5, start=2).split(), "--samples", "100"]
+    given.append("training.batch_size=1")
+    assert "18.00%" in run(*given, "pruning.prune=30").output
+    assert run(*given, "pruning.prune=30").output == run(*given, "pruning.prune=0.3").output
 
 
 def test_a_character_that_is_unknown_ends_no_command(monkeypatch):
@@ -183,9 +185,8 @@ def test_plan_takes_changes_after_one_set_too(folder):
     result = run("plan", "recipes/digits.toml", "--json", "--set", *changes)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["pruned_epochs"] < plain["pruned_epochs"]
-    options = ["--epochs", "200", "--window", "60", "--start", "30", "--attenuation", "2"]
-    options += ["--prune", "0.625", "--json", "--set", *changes]
-    assert json.loads(run("plan", *options).stdout)["prunes"] == json.loads(result.stdout)["prunes"]
+    options = [*PAPER.split(), "pruning.prune=0.625", "--json", "--set", *changes]
+    assert json.loads(run(*options).stdout)["prunes"] == json.loads(result.stdout)["prunes"]
 
 
 NAMED = """
@@ -231,9 +232,9 @@ def test_the_command_of_the_method_page_works():
 
 @pytest.mark.parametrize(("attenuate", "pruned"), [("window", 97), ("epoch", 112)])
 def test_plan_counts_both_readings(attenuate, pruned, tmp_path):
-    options = "plan --epochs 200 --window 60 --start 30 --attenuation 2 --block 3 --count 2 --json"
+    options = f"{PAPER} pruning.block=3 pruning.count=2 pruning.attenuate={attenuate} --json"
     options += " --step-time 0.02 --overhead 0.02"
-    result = run(*options.split(), "--attenuate", attenuate, "--svg", tmp_path / "plan.svg")
+    result = run(*options.split(), "--svg", tmp_path / "plan.svg")
     answer = json.loads(result.stdout)
     assert answer["pruned_epochs"] == sum(answer["prunes"]) == pruned
     assert answer["closed_form_pruned_epochs"] == 54
@@ -246,17 +247,18 @@ def test_plan_counts_both_readings(attenuate, pruned, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--epochs 20 --window 10 --start 4", "gives 12"),
+        ("training.epochs=20 pruning.window=10 pruning.start=4", "gives 12"),
         (
-            "--epochs 20 --window 10 --start 4 --attenuation 2",
+            "training.epochs=20 pruning.window=10 pruning.start=4 pruning.attenuation=2",
             "gives 12, because it starts as late in every window as in the first",
         ),
         (
-            "--epochs 22 --window 10 --start 4",
+            "training.epochs=22 pruning.window=10 pruning.start=4",
             "gives 10, because it subtracts epochs for the last window, of 2 epochs",
         ),
         (
-            "--epochs 10 --window 10 --start 5 --attenuation 2 --block 3 --count 1",
+            "training.epochs=10 pruning.window=10 pruning.start=5 pruning.attenuation=2 "
+            "pruning.block=3 pruning.count=1",
             "gives 3, because it prunes all epochs after the last whole block of a window",
         ),
     ],
@@ -306,7 +308,7 @@ def test_plan_says_that_samples_with_large_losses_are_skipped_in_full_epochs_too
 
 
 def test_plan_says_which_pruned_epochs_are_annealed():
-    options = "plan --epochs 10 --window 10 --start 5 --set pruning.anneal=0.2"
+    options = "plan training.epochs=10 pruning.window=10 pruning.start=5 pruning.anneal=0.2"
     text = run(*options.split()).stdout
     assert "pruned epochs: 5 of 10 by Algorithm 2, 1 of which anneal keeps whole" in text
 
@@ -323,8 +325,8 @@ SYNC = ["distributed.strategy=sync", "distributed.workers=4"]
     ],
 )
 def test_plan_says_how_many_samples_a_step_has(more, steps):
-    options = ["plan", "--epochs", "100", "--window", "10", "--start", "5", "--samples", "4096"]
-    assert steps in run(*options, *more).stdout.splitlines()
+    options = FINE_PRUNED.format(epochs=100, window=10, start=5).split()
+    assert steps in run(*options, "--samples", "4096", *more).stdout.splitlines()
 
 
 def test_plan_warns_once_about_rounding():
@@ -358,10 +360,9 @@ def test_plan_shows_the_samples_of_policies_without_schedules(changes):
 
 
 def test_plan_takes_windows_from_milestones():
-    options = (
-        "plan --epochs 200 --milestones 60,120,160 --windows-per-interval 2 --start 0.5 --json"
-    )
-    answer = json.loads(run(*options.split()).stdout)
+    options = "training.epochs=200 training.milestones=[60,120,160] pruning.start=0.5"
+    options += " pruning.windows_per_interval=2"
+    answer = json.loads(run("plan", *options.split(), "--json").stdout)
     assert answer["clears_after"] == [30, 60, 90, 120, 140, 160, 180, 200]
     assert answer["closed_form_pruned_epochs"] is None
 
@@ -446,8 +447,8 @@ def test_ctrl_c_while_the_command_line_is_imported_is_one_line(folder, python):
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly(folder, python):
-    command = [*python, "-m", "fineprune", "plan", "--epochs", "20000"]
-    command += ["--window", "20", "--start", "10"]
+    options = FINE_PRUNED.format(epochs=20_000, window=20, start=10).split()
+    command = [*python, "-m", "fineprune", *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         process.stdout.readline()

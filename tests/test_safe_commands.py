@@ -318,7 +318,7 @@ def test_own_data_that_exits_is_a_failure(folder):
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
-sys.argv[1:] = "plan --epochs 9 --save 0.3 --samples 1000000000".split()
+sys.argv[1:] = "plan training.epochs=9 --save 0.3 --samples 1000000000".split()
 from fineprune.__main__ import main
 main()
 """

@@ -1,11 +1,8 @@
 """``fineprune plan``."""
 
-import functools
-import inspect
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -33,87 +30,21 @@ from fineprune.writing import make_folder, write_atomically
 # A plan takes up to sixteen bytes per sample.
 _MOST_SAMPLES = 1_000_000_000
 
-# Options that are settings of the recipe: the setting, the type, and the help.
-_SETTINGS: dict[str, tuple[str, type, str]] = {
-    "epochs": ("training.epochs", int, "The number of training epochs."),
-    "window": ("pruning.window", int, "The number of epochs per window."),
-    "milestones": (
-        "training.milestones",
-        str,
-        "The epochs after which the learning rate falls, such as 60,120,160.",
-    ),
-    "windows_per_interval": (
-        "pruning.windows_per_interval",
-        int,
-        "The number of windows between two milestones, instead of --window.",
-    ),
-    "start": (
-        "pruning.start",
-        float,
-        "The paper's StartingPoint: epochs with --window, a share of each window with "
-        "--windows-per-interval.",
-    ),
-    "attenuation": (
-        "pruning.attenuation",
-        float,
-        "The divisor by which the start is reduced repeatedly.",
-    ),
-    "attenuate": (
-        "pruning.attenuate",
-        str,
-        "When the start is reduced: per window (the paper's text) or per epoch (its listing).",
-    ),
-    "block": ("pruning.block", int, "The paper's PruningBlock, in epochs."),
-    "count": ("pruning.count", int, "The paper's PruningCount: pruned epochs per block."),
-    "prune": (
-        "pruning.prune",
-        str,
-        "The samples that a pruned epoch skips: a share, or a whole number [0.25].",
-    ),
-    "save": (
-        "pruning.save",
-        float,
-        "The share of the steps that the adaptive policy saves, instead of a schedule.",
-    ),
-    "batch_size": ("training.batch_size", int, "The number of samples per batch [128]."),
-}
 
-
-def _with_setting_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb one option per setting; it receives the given ones as its first argument."""
-
-    @functools.wraps(verb)
-    def run(**values: Any) -> None:
-        given = {name: values.pop(name) for name in _SETTINGS}
-        verb({name: value for name, value in given.items() if value is not None}, **values)
-
-    words, *others = list(inspect.signature(verb).parameters.values())[1:]
-    options = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[kind | None, typer.Option(help=text)],
-        )
-        for name, (_, kind, text) in _SETTINGS.items()
-    ]
-    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (words, *options, *others)]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
-
-
-@_with_setting_options
 @exits()
 def plan(
-    settings: dict[str, Any],
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE or RUN] [SECTION.KEY=VALUE]...",
-            help="A recipe and changes of its settings; or no recipe, but the options below; or "
-            "the folder of a finished run, and nothing else.",
+            help="A recipe and changes of its settings; or the settings alone; or the folder of a "
+            "finished run, and nothing else.",
             show_default=False,
         ),
+    ] = None,
+    save: Annotated[
+        float | None,
+        typer.Option(help="The share of the steps that the adaptive policy is to save."),
     ] = None,
     samples: Annotated[
         int | None, typer.Option(help="The number of training samples [50000].")
@@ -132,11 +63,11 @@ def plan(
 ) -> None:
     """Show which epochs a policy shortens, and predict what it saves, before training.
 
-    Example: fineprune plan --epochs 200 --window 60 --start 30 --attenuation 2 --block 3 --count 2
+    Example: fineprune plan quick pruning.prune=0.4
 
-    With --save, the policy is adaptive, and saves this share.
+    A recipe is not needed. Without one, the policy is fine-pruning, or adaptive with --save.
 
-    Example: fineprune plan --epochs 40 --milestones 12,24,32 --save 0.35
+    Example: fineprune plan training.epochs=40 training.milestones='[12,24,32]' --save 0.35
 
     For a finished run, say which means of saving fits best, given the evidence on its labels.
 
@@ -148,12 +79,13 @@ def plan(
     file = Path(files[0]) if files else None
     if file is not None and _is_run(file):
         others = {
+            "--save": save is not None,
             "--samples": samples is not None,
             "--step-time": step_time is not None,
             "--overhead": overhead,
             "--ranks": ranks != 1,
             "--svg": svg,
-            "changes of settings": settings or more or changes,
+            "changes of settings": more or changes,
         }
         if given := [name for name, value in others.items() if value]:
             raise InputError(
@@ -173,7 +105,9 @@ def plan(
         check_positive("--step-time", step_time)
     check_at_least("--overhead", overhead, 0)
     changed = all_changes(changes, more)
-    recipe = _recipe(file, settings, changed)
+    if save is not None:
+        changed += ["pruning.policy=adaptive", f"pruning.save={save}"]
+    recipe = _recipe(file, changed)
     if svg is not None:
         check_file("--svg", svg, () if file is None else [file, *inputs_of(recipe.as_dict())])
     if samples is None:
@@ -203,45 +137,12 @@ def _is_run(given: Path) -> bool:
     return any((given / name).is_file() for name in (RECIPE, SUMMARY, COMPARISON))
 
 
-def _recipe(file: Path | None, settings: dict[str, Any], changes: list[str]) -> Recipe:
-    """Return the recipe of the file, or a usual one without a file, with the given settings."""
-    schedule = [name for name in settings if _SETTINGS[name][0].startswith("pruning.")]
-    if "save" in settings:
-        if schedule != ["save"]:
-            other = next(name for name in schedule if name != "save").replace("_", "-")
-            raise InputError(f"expected --save or a schedule, got --save and --{other}")
-        if file is None and "epochs" not in settings:
-            raise InputError("expected --epochs with --save, got none")
-    elif file is None and "epochs" not in settings:
-        raise InputError("expected a recipe, or --epochs with --window and --start, got neither")
-    given = ["pruning.policy=adaptive"] if "save" in settings else []
-    for name, value in settings.items():
-        if name == "milestones":
-            value = _whole_numbers(value)
-        elif name == "prune":
-            value = _number(value)
-        elif name == "start" and "windows_per_interval" not in settings and value.is_integer():
-            value = int(value)
-        given.append(f"{_SETTINGS[name][0]}={json.dumps(value)}")
+def _recipe(file: Path | None, changes: list[str]) -> Recipe:
+    """Return the recipe of the file, or a usual one without a file, with the changes."""
     if file is not None:
-        return read_recipe(file, [*changes, *given])
-    return make_recipe({"pruning": {"policy": "fine-pruning", "prune": 0.25}}, [*given, *changes])
-
-
-def _number(text: str) -> float:
-    try:
-        return int(text) if text.isdecimal() else float(text)
-    except ValueError:
+        return read_recipe(file, changes)
+    if not any(change.startswith("training.epochs=") for change in changes):
         raise InputError(
-            f"expected --prune as a share in [0, 1) or a whole number of samples, got {text!r}"
-        ) from None
-
-
-def _whole_numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(
-            f"expected --milestones to be whole numbers separated by commas, such as 60,120,160, "
-            f"got {text!r}"
-        ) from error
+            "expected a recipe, or training.epochs=... and a schedule or --save, got neither"
+        )
+    return make_recipe({"pruning": {"policy": "fine-pruning", "prune": 0.25}}, changes)

@@ -133,8 +133,7 @@ class PruningSettings:
         ):
             raise InputError(
                 f"expected either pruning.window (epochs) or pruning.windows_per_interval, got "
-                f"{self.window} and {self.windows_per_interval}: set one of them (fineprune plan: "
-                f"--window or --windows-per-interval)"
+                f"{self.window} and {self.windows_per_interval}: set one of them"
             )
         if self.window is not None and not isinstance(self.start, int):
             raise InputError(
