@@ -370,6 +370,32 @@ def test_loader_workers_and_a_second_training_change_nothing(tmp_path):
     assert torch.equal(weights(workers.model), weights(trainer.model))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_train_epochs": 3}, r"expected num_train_epochs=5, .* got 3: make both equal, in a"),
+        ({"gradient_accumulation_steps": 2}, "a Pruner with accumulation=2 .* make a new trainer"),
+        ({"per_device_train_batch_size": 4}, "a Pruner with batch_size=4 .* make a new trainer"),
+        ({"seed": 7}, "expected seed=42, .* got 7: make a new trainer"),
+        ({"warmup_steps": 5}, "expected warmup_steps=0, .* got 5: make a new trainer"),
+        ({"learning_rate": 0.01}, None),
+    ],
+)
+def test_arguments_that_the_plan_depends_on_may_not_change(tmp_path, changes, message):
+    """A hyperparameter search sets them, and trains the same trainer again."""
+    trainer = trained("image", tmp_path, fp.Adaptive(EPOCHS, save=0.3), num_train_epochs=EPOCHS)
+    trainer.model.load_state_dict(vit().state_dict())
+    for name, value in changes.items():
+        setattr(trainer.args, name, value)
+    trainer.create_accelerator_and_postprocess()
+    if message is None:
+        trainer.train()
+        assert trainer.state.global_step == trainer.pruner.total_steps()
+        return
+    with pytest.raises(InputError, match=message):
+        trainer.train()
+
+
 def test_the_learning_rate_the_log_and_the_bar_know_the_number_of_steps(
     tmp_path, capfd, monkeypatch
 ):

@@ -123,6 +123,31 @@ def check_arguments(trainer: Any) -> None:
         )
 
 
+def check_pruner(trainer: Any) -> None:
+    """Raise InputError unless the pruner fits the training set and the arguments of the training.
+
+    These may change after the trainer was made, such as in a hyperparameter search.
+    """
+    args, pruner = trainer.args, trainer.pruner
+    for name, value in trainer._shape_of_plan().items():
+        given = getattr(pruner.shape, name)
+        if given != value:
+            raise InputError(
+                f"expected a Pruner with {name}={value} for these TrainingArguments, got {given}: "
+                f"give Pruner {name}={value}, or make a new trainer if they have changed"
+            )
+    if pruner.num_samples != len(trainer.train_dataset):
+        raise InputError(
+            f"expected a pruner of the {len(trainer.train_dataset)} samples of train_dataset, got "
+            f"one of {pruner.num_samples}: give the trainer and the pruner the same data set"
+        )
+    if args.max_steps <= 0 and args.num_train_epochs != pruner.policy.epochs:
+        raise InputError(
+            f"expected num_train_epochs={pruner.policy.epochs}, the epochs of the policy, got "
+            f"{args.num_train_epochs:g}: make both equal, in a new trainer if they have changed"
+        )
+
+
 def warn_of_other_samples(trainer: Any, given: Any) -> None:
     """Warn if a trainer has dropped or packed samples of the data set that it was given."""
     made = trainer.train_dataset

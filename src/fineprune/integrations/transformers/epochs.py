@@ -15,7 +15,7 @@ from transformers.utils import is_datasets_available
 
 from fineprune.errors import InputError, explaining
 from fineprune.integrations.learning_rates import give_rates
-from fineprune.integrations.transformers.checks import remedy_of_loader
+from fineprune.integrations.transformers.checks import check_pruner, remedy_of_loader
 from fineprune.integrations.transformers.losses import INDEX
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.learning_rates import stand_in_of
@@ -29,6 +29,9 @@ else:
 
 # The file of a checkpoint that holds the pruner's state.
 STATE_FILE = "pruner.pt"
+
+# The arguments that say how the learning rate changes.
+_SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 
 # As in ``transformers``: so many steps are sorted by length together.
 _STEPS = 50
@@ -45,6 +48,8 @@ class PlannedEpochs(_Base):
     _created_lr_scheduler: bool
     _batches_left = 0
     _untrained: dict[str, Any] | None = None  # With it, each call of train() begins anew.
+    _seed_of_plan: int
+    _schedule_of_rates: dict[str, Any] | None = None  # If the policy has the trainer's rates.
 
     def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("is_training"):
@@ -84,6 +89,8 @@ class PlannedEpochs(_Base):
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """Return what the ``Trainer`` does, with the epochs and steps of the policy."""
+        check_pruner(self)
+        self._check_unchanged("seed", self._seed_of_plan, self._seed_of_arguments())
         values = list(super().set_initial_training_values(args, dataloader))
         self._check_length(dataloader, self.pruner.sampler.epoch)
         epochs, steps = self._epochs_and_steps()
@@ -138,6 +145,8 @@ class PlannedEpochs(_Base):
         if self._untrained is None:
             self._find_rates(max_steps)
             self._untrained = copy.deepcopy(self.pruner.state_dict())
+        for name, value in (self._schedule_of_rates or {}).items():
+            self._check_unchanged(name, value, getattr(self.args, name))
         if resume_from_checkpoint is None:
             self.pruner.load_state_dict(copy.deepcopy(self._untrained))
             return 0, 0
@@ -234,6 +243,7 @@ class PlannedEpochs(_Base):
         finally:
             self.optimizer, self.lr_scheduler, self._created_lr_scheduler = own
         self._say(give_rates(self.pruner, scheduler, "steps"))
+        self._schedule_of_rates = {name: getattr(self.args, name) for name in _SCHEDULE}
 
     def _say(self, line: str) -> None:
         if self.is_local_process_zero():
@@ -255,6 +265,28 @@ class PlannedEpochs(_Base):
         self.pruner.synchronize()
         if self.args.should_save:
             torch.save(self.pruner.state_dict(), Path(output_dir, STATE_FILE))
+
+    def _check_unchanged(self, name: str, before: Any, now: Any) -> None:
+        """Raise InputError if an argument on which the plan depends has changed since."""
+        if now != before:
+            raise InputError(
+                f"expected {name}={before}, by which the pruner plans the epochs, got {now}: make "
+                f"a new trainer for other arguments (in a hyperparameter search, one per trial)"
+            )
+
+    def _seed_of_arguments(self) -> int:
+        """Return the seed of the order of the samples."""
+        seed: int = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return seed
+
+    def _shape_of_plan(self) -> dict[str, Any]:
+        """Return how the samples are grouped, as arguments of ``Pruner``."""
+        return {
+            "batch_size": self._samples_per_batch(),
+            "accumulation": self.args.gradient_accumulation_steps,
+            "drop_last": self.args.dataloader_drop_last,
+            "num_replicas": 1,
+        }
 
     def _samples_per_batch(self) -> int:
         """Return the number of samples per batch of all processes together."""

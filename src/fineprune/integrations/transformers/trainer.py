@@ -4,10 +4,10 @@ from typing import Any
 
 from transformers import Trainer
 
-from fineprune.errors import InputError
 from fineprune.integrations.transformers.checks import (
     check_arguments,
     check_is_trainer,
+    check_pruner,
     check_release,
     check_sampler,
     warn_of_other_samples,
@@ -69,7 +69,13 @@ class PruningMixin(LossRecording, PlannedEpochs):
         check_arguments(self)
         warn_of_other_samples(self, kwargs.get("train_dataset"))
         check_sampler(self, super(PlannedEpochs, self)._get_train_sampler)
-        self.pruner = self._make_pruner(pruning)
+        self._seed_of_plan = self._seed_of_arguments()
+        if isinstance(pruning, Pruner):
+            self.pruner = pruning
+        else:
+            shape = self._shape_of_plan()
+            self.pruner = Pruner(self.train_dataset, pruning, seed=self._seed_of_plan, **shape)
+        check_pruner(self)
         self._planned_dataset = self.train_dataset
         self._sample_losses = sample_losses
         self._watch_labels = watch_labels
@@ -80,38 +86,6 @@ class PruningMixin(LossRecording, PlannedEpochs):
         self.add_callback(EndEpoch(self))
         self.pruner.log(self._log_epoch)
         self._epochs_and_steps()  # Raises its errors now.
-
-    def _make_pruner(self, pruning: Policy | Pruner) -> Pruner:
-        wanted = {
-            "batch_size": self._samples_per_batch(),
-            "accumulation": self.args.gradient_accumulation_steps,
-            "drop_last": self.args.dataloader_drop_last,
-            "num_replicas": 1,
-        }
-        if not isinstance(pruning, Pruner):
-            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-            pruner = Pruner(self.train_dataset, pruning, seed=seed, **wanted)
-        else:
-            pruner = pruning
-            for name, value in wanted.items():
-                given = getattr(pruner.shape, name)
-                if given != value:
-                    raise InputError(
-                        f"expected a Pruner with {name}={value} for these TrainingArguments, got "
-                        f"{given}: give Pruner {name}={value}"
-                    )
-        if pruner.num_samples != len(self.train_dataset):
-            raise InputError(
-                f"expected a pruner of the {len(self.train_dataset)} samples of train_dataset, got "
-                f"one of {pruner.num_samples}: give the trainer and the pruner the same data set"
-            )
-        epochs = self.args.num_train_epochs
-        if self.args.max_steps <= 0 and epochs != pruner.policy.epochs:
-            raise InputError(
-                f"expected num_train_epochs={pruner.policy.epochs}, the epochs of the policy, got "
-                f"{epochs:g}: make both equal"
-            )
-        return pruner
 
 
 class PruningTrainer(PruningMixin, Trainer):
