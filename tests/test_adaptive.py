@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -255,6 +256,36 @@ def test_few_contradicting_samples_are_not_evidence_of_wrong_labels():
     assert kept[0.21][:7] == [1000] * 7
     assert counts[0.21] is not None
     assert (counts[0.21][::5] >= 7).all()
+
+
+def watched(labels, contradicting, epochs, with_logits=True):
+    """Train a network that takes some samples for the other class, and return the pruner."""
+    pruner = fp.Pruner(len(labels), fp.Adaptive(12, 0, [1] * 12), batch_size=FIRST_BATCH)
+    for epoch in pruner.epochs():
+        for index in pruner.sampler.order().split(FIRST_BATCH):
+            seeming = torch.where(contradicting[index], 1 - labels[index], labels[index])
+            logits = F.one_hot(seeming, 2) * (4.0 if epoch else 0.0)
+            losses = F.cross_entropy(logits, labels[index], reduction="none")
+            pruner.record(index, losses, *((logits, labels[index]) if with_logits else ()))
+        if epoch == epochs - 1:
+            pruner.end_epoch()
+            break
+    return pruner
+
+
+def test_a_class_that_is_not_learned_is_not_skipped_if_labels_are_recorded():
+    """A small class looks like wrong labels as long as predicting the large one costs less."""
+    labels = (torch.arange(200) % 10 == 0).long()
+    unlearned = labels == 1
+    assert watched(labels, unlearned, 8, with_logits=False).policy.num_suspects() == 20
+    pruner = watched(labels, unlearned, 8)
+    assert pruner.policy.num_suspects() == 0
+    resumed = fp.Pruner(200, fp.Adaptive(12, 0, [1] * 12), batch_size=FIRST_BATCH)
+    resumed.load_state_dict(pruner.state_dict())
+    assert resumed.policy.num_suspects() == 0
+    # Half of a class may be wrong.
+    half = torch.where(unlearned, torch.arange(200) % 20 == 0, torch.arange(200) % 7 == 0)
+    assert watched(labels, half, 8).policy.num_suspects() == 10 + 26
 
 
 def test_one_loss_below_chance_clears_a_sample():

@@ -103,6 +103,8 @@ class Ranking:
     """What the evidence says about each sample.
 
     Attributes:
+        labels: The label of each sample; int64, shape (N,). -1 for a sample that was never
+            recorded.
         scores: The log odds that each label is wrong; float32, shape (N,). As many are positive as
             labels are estimated to be wrong, unless scores are equal. -inf for a sample that was
             never recorded.
@@ -119,6 +121,7 @@ class Ranking:
         by_heart: Whether wrong labels were learned by heart, so that ``learned_late`` counts them.
     """
 
+    labels: Tensor
     scores: Tensor
     suggestions: Tensor
     joint: Tensor
@@ -196,6 +199,7 @@ def rank(evidence: Evidence) -> Ranking:
     confused = scores > level_between(scores[known], number)
     others = own[known & (scores <= 0)]
     return Ranking(
+        labels,
         scores,
         suggestions,
         joint,

@@ -43,6 +43,12 @@ _LONGER = 1.1
 # epoch (a LeNet, a ResNet-9 and a thin ResNet-18); for more than ten if labels were confused.
 _CONSISTENT_EPOCHS = 3
 
+# All samples of a class that is not learned contradict the others, as those of a small class do
+# while predicting the large ones costs less. They would be skipped, and the class never learned. So
+# the samples of a class are spared if more than this share of them contradicts, and more than the
+# second number times the share of the other classes.
+_UNLEARNED_CLASS, _BESIDE_OTHERS = 0.5, 3.0
+
 
 class Adaptive(BudgetedPolicy):
     """Save a given share of the optimizer steps; the run itself decides which ones.
@@ -64,6 +70,10 @@ class Adaptive(BudgetedPolicy):
        and mistakes were consistent in three epochs in a row. If you know that labels are wrong, set
        ``suspects_after``: the suspects of the ranking are then skipped without waiting for
        consistent mistakes.
+
+       A class that is not learned looks wrong as a whole, such as a small one while predicting the
+       large ones costs less. If logits are recorded, the samples of a class are therefore spared
+       while more than half of them contradict, and three times the share of the other classes.
     2. *The rest of the budget is saved where the learning rate is small.* If the rate falls in
        steps, an epoch keeps a number of samples in proportion to its rate. If the rate falls
        smoothly, epochs are shortened so that the rate, as a function of the steps, falls as
@@ -158,7 +168,7 @@ class Adaptive(BudgetedPolicy):
         self._forget(0)
 
     def bind(self, num_samples: int) -> None:
-        """Allocate eleven bytes per sample, and count each sample as an optimizer step.
+        """Allocate twelve bytes per sample, and count each sample as an optimizer step.
 
         Raises:
             InputError: The earlier training had another number of samples.
@@ -177,6 +187,7 @@ class Adaptive(BudgetedPolicy):
         self._mostly_learned = False
         self._consistent_epochs = 0
         self._ranking: Ranking | None = None
+        self._spared: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
         # How long each epoch was, as a share of a full one; None for one that was not trained.
         self._lengths: list[float | None] = [None] * self.epochs
         self._streaks: npt.NDArray[np.uint8] = np.zeros(num_samples, dtype=np.uint8)
@@ -240,7 +251,10 @@ class Adaptive(BudgetedPolicy):
             add_marks(self._streaks, above & (losses < np.inf))
         self._mostly_learned |= mean < _MOSTLY_LEARNED * self._chance
         self._losses.end_epoch()
-        self._note_confused(epoch, learned)
+        ranking, self._ranking = self._ranking, None
+        if ranking is not None:
+            self._note_confused(epoch, learned, ranking)
+            self._note_spared(ranking.labels.cpu().numpy())
         self._lengths[epoch] = steps / self._full_steps
 
     @property
@@ -288,6 +302,7 @@ class Adaptive(BudgetedPolicy):
             "streaks": self.counts,
             "confused": torch.from_numpy(np.packbits(self._confused)),
             "consistent_epochs": self._consistent_epochs,
+            "spared": torch.from_numpy(np.packbits(self._spared)),
             "chosen": torch.from_numpy(np.packbits(self._chosen)),
             "lengths": list(self._lengths),
             "chance": self._chance,
@@ -301,6 +316,7 @@ class Adaptive(BudgetedPolicy):
         count = len(self._streaks)
         self._confused = np.unpackbits(state["confused"].numpy(), count=count).view(np.bool_)
         self._consistent_epochs = state["consistent_epochs"]
+        self._spared = np.unpackbits(state["spared"].numpy(), count=count).view(np.bool_)
         self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
         self._lengths = list(state["lengths"])
         self._chance = state["chance"]
@@ -346,16 +362,18 @@ class Adaptive(BudgetedPolicy):
         if not self.patience:
             return contradicting
         enough = self.evidence * len(contradicting)
-        often_above = self._streaks >= self.patience
+        often_above = (self._streaks >= self.patience) & ~self._spared
         # Suspects of an earlier training are evidence, too: where it has memorised labels, hardly
         # as many others are above chance as without it (docs/results/second-training.md).
         found = np.count_nonzero(often_above | contradicting)
         if self._above_means_wrong and found >= enough:
             contradicting |= often_above
             if self._mostly_learned:
-                contradicting |= self._losses.averages.numpy() > np.float32(self._chance)
-        if np.count_nonzero(self._confused) >= enough:
-            contradicting |= self._confused
+                above = self._losses.averages.numpy() > np.float32(self._chance)
+                contradicting |= above & ~self._spared
+        confused = self._confused & ~self._spared
+        if np.count_nonzero(confused) >= enough:
+            contradicting |= confused
         return contradicting
 
     def _returning(
@@ -370,16 +388,13 @@ class Adaptive(BudgetedPolicy):
             return rng.choice(first, number, replace=False)
         return np.concatenate([first, rng.choice(others, number - len(first), replace=False)])
 
-    def _note_confused(self, epoch: int, learned: bool) -> None:
+    def _note_confused(self, epoch: int, learned: bool, ranking: Ranking) -> None:
         """Note the confused samples, as soon as mistakes are known to be consistent.
 
         Before most samples are learned, and if the labels are correct, they are merely hard. No
         evidence tells these from mistakes of hard samples (docs/results/resnet9.md), so the user
         says by ``suspects_after`` that there are mistakes.
         """
-        ranking, self._ranking = self._ranking, None
-        if ranking is None:
-            return
         consistent = self._mostly_learned and ranking.consistent
         self._consistent_epochs = self._consistent_epochs + 1 if consistent else 0
         begins = epoch + 1 >= self.patience and self._consistent_epochs >= _CONSISTENT_EPOCHS
@@ -388,6 +403,24 @@ class Adaptive(BudgetedPolicy):
                 self._confused = (ranking.scores > 0).cpu().numpy()
         elif begins or self._confused.any():
             self._confused = ranking.confused.cpu().numpy()
+
+    def _note_spared(self, labels: npt.NDArray[np.int64]) -> None:
+        """Note the samples of classes that are not learned; see ``_UNLEARNED_CLASS``.
+
+        Args:
+            labels: The label of each sample, shape (N,), -1 if unknown.
+        """
+        self._spared[:] = False
+        skipped = self._contradicting()
+        if self._earlier is not None:
+            skipped &= ~self._earlier
+        sizes = np.bincount(labels + 1)
+        numbers = np.bincount(labels[skipped] + 1, minlength=len(sizes))
+        shares = numbers / sizes.clip(1)
+        others = (numbers.sum() - numbers) / (sizes.sum() - sizes).clip(1)
+        unlearned = (shares > _UNLEARNED_CLASS) & (shares > _BESIDE_OTHERS * others)
+        unlearned[0] = False  # The samples without a label are no class.
+        self._spared = unlearned[labels + 1]
 
     def _number_contradicting(self) -> int:
         return int(np.count_nonzero(self._contradicting()))
