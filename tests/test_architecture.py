@@ -25,7 +25,7 @@ ALLOWED = {
     "labels": {"writing", "interrupts"},
     "distributed": {"writing"},
     "networks": {"importing"},
-    "datasets": {"pruning"},
+    "datasets": {"pruning", "interrupts"},
     "runs": {"pruning", "labels", "writing"},
     # It imports ``fineprune`` itself for the number of the version, and so does ``cli``.
     "training": {
@@ -42,7 +42,7 @@ ALLOWED = {
     "integrations": {"pruning"},
     "streams": {"pruning", "writing"},
     "launch": set(),
-    "experiments": {"distributed", "runs", "training", "launch", "writing"},
+    "experiments": {"distributed", "runs", "training", "launch", "writing", "interrupts"},
     "inspection": {"labels", "runs", "training", "datasets", "writing"},
     "report": {"labels", "runs", "experiments", "inspection", "writing"},
     "cli": {

@@ -26,7 +26,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.network import recipe_network
 from fineprune.training.recipe import make_recipe, read_recipe
-from fineprune.training.start import checkpoint_of
+from fineprune.training.resume import checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("fast_spawn")
 

@@ -39,7 +39,7 @@ from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer
-from fineprune.training.prefixes import check_prefixes, freeze, training_mode
+from fineprune.training.parameter_prefixes import check_prefixes, freeze, training_mode
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
 from fineprune.training.settings.training import OPTIMIZERS, TrainingSettings

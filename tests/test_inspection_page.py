@@ -109,7 +109,6 @@ def made(folder, samples, dataset="synthetic", classes=10, epochs=4, seed=0, lab
         predictions[np.isneginf(losses) | (not known.get("predictions", True))] = -1
         records = pack_epoch(losses, predictions, classes)
         np.save(folder / "history" / f"epoch-{epoch + 1:04d}.npy", records)
-    np.save(folder / "history" / "labels.npy", pack_classes(labels, classes))
     training_set = TrainingSet(np.arange(samples), np.asarray(labels, np.int64))
     write_training_set(folder / "history/training_set.npz", training_set)
     evaluated = rng.integers(0, classes, (2, 500))

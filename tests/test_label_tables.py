@@ -23,8 +23,8 @@ from fineprune.inspection.known_samples import known_samples
 from fineprune.inspection.suspects import suspects_of
 from fineprune.report.inspection import _shows
 from fineprune.report.wrong_labels import found_rows
-from fineprune.runs.history import read_labels as trained_labels
 from fineprune.runs.run import read_run, read_runs
+from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
@@ -427,7 +427,7 @@ def test_own_data_train_with_a_table_of_their_keys(tmp_path):
     run, table = tmp_path / "run", tmp_path / "labels.csv"
     train(own("shades", validation=20), run)
     # What was trained, not the raw targets.
-    assert set(trained_labels(run, 60).tolist()) == {0, 1}
+    assert set(read_training_set(run, 60).trained_labels.tolist()) == {0, 1}
     command("relabel", run, "--out", table, "--most", 5)
     rows = rows_of(table)
     assert {row["label"] for row in rows} == {"dark", "bright"}
@@ -450,7 +450,9 @@ def test_own_data_train_with_a_table_of_their_keys(tmp_path):
         train(
             own("shades", f"data.workers={workers}", epochs=2, **settings), tmp_path / f"{workers}"
         )
-        np.testing.assert_array_equal(trained_labels(tmp_path / f"{workers}", 59), again.labels())
+        np.testing.assert_array_equal(
+            read_training_set(tmp_path / f"{workers}", 59).trained_labels, again.labels()
+        )
     command("relabel", tmp_path / "0", "--out", tmp_path / "second.csv")
     labels = {row["key"]: row["label"] for row in rows_of(tmp_path / "second.csv")}
     assert labels[dropped["key"]] == "drop"

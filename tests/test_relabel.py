@@ -15,8 +15,8 @@ from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected, read_inspected
 from fineprune.inspection.relabel import label_table
 from fineprune.inspection.suspects import suspects_of
-from fineprune.runs.history import read_labels as trained_labels
 from fineprune.runs.run import read_run
+from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
 from fineprune.training.data.memory import load_images
 from fineprune.training.loop import train
@@ -86,7 +86,9 @@ def test_an_unedited_table_gives_the_labels_of_the_run(run, tmp_path):
     relabel(run, "--out", tmp_path / "labels.csv")
     data = {**RECIPE["data"], "label_noise": None, "labels": str(tmp_path / "labels.csv")}
     recipe = make_recipe({**RECIPE, "data": data})
-    np.testing.assert_array_equal(load_data(recipe).labels().numpy(), trained_labels(run, 550))
+    np.testing.assert_array_equal(
+        load_data(recipe).labels().numpy(), read_training_set(run, 550).trained_labels
+    )
 
 
 def test_nine_of_ten_is_an_agreement_of_nine_tenths(run, tmp_path, monkeypatch):

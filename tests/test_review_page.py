@@ -28,7 +28,6 @@ from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
 from fineprune.labels.dataset_attributes import classes_of, keys_of
 from fineprune.labels.sample_view import view_of
-from fineprune.runs.history import read_labels as trained_labels
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
@@ -435,7 +434,9 @@ def test_twenty_cards_are_reviewed_by_keyboard_and_the_table_trains(opened, tmp_
     train(again, tmp_path / "again")
     kept = before.index[expected[before.index] != DROP]
     assert len(kept) == 244
-    np.testing.assert_array_equal(trained_labels(tmp_path / "again", 244), expected[kept])
+    np.testing.assert_array_equal(
+        read_training_set(tmp_path / "again", 244).trained_labels, expected[kept]
+    )
 
 
 def test_filters_narrow_the_list_and_names_are_quoted(opened, watch, tmp_path):

@@ -137,6 +137,8 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
         ("report done --out done/summary.json", "expected --out not to be a file of a run"),
         ("report done --out done/recipe.toml", "expected --out not to be a file of a run"),
         ("report done --out done/counts/epoch-0003.npy", "expected --out not to be a file of"),
+        ("report done --out done/history/training_set.npz", "expected --out not to be a file of"),
+        ("report done --out done/history/evidence.pt", "expected --out not to be a file of"),
         ("inspect done --csv done/metrics.jsonl", "expected --csv not to be a file of a run"),
         ("inspect done --csv {labels}", "expected --csv not to be the input"),
         ("report done --out {labels}", "expected --out not to be the input"),

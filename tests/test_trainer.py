@@ -36,7 +36,7 @@ from fineprune.integrations.transformers import (  # noqa: E402
     PruningTrainer,
     checks,
 )
-from fineprune.integrations.transformers.sample_losses import (  # noqa: E402
+from fineprune.integrations.transformers.model_losses import (  # noqa: E402
     class_losses,
     token_losses,
 )

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from fineprune.integrations.transformers import PruningMixin
-from fineprune.integrations.transformers.sample_losses import (
+from fineprune.integrations.transformers.model_losses import (
     fused_losses,
     token_losses,
 )

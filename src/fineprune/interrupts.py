@@ -1,10 +1,10 @@
-"""What an interrupt must not leave half done."""
+"""What an interrupt must not leave half done, and processes that signals must not reach."""
 
 import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -43,6 +43,23 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         _end()
+
+
+@contextlib.contextmanager
+def blocked(signals: Iterable[int]) -> Iterator[None]:
+    """Block signals in the processes that are started inside of the block, which inherit this.
+
+    A terminal and Slurm send a signal to all processes, also to one that has not yet begun to
+    handle it. Windows cannot block signals.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _hold_back(number: int, frame: FrameType | None) -> None:

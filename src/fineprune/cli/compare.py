@@ -16,7 +16,7 @@ from fineprune.cli.options import (
     margin_fraction,
     path_option,
 )
-from fineprune.cli.outputs import check_folder
+from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
 from fineprune.cli.results import show_results
 from fineprune.experiments import compare as comparing

@@ -10,7 +10,7 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Runs, path_option
-from fineprune.cli.outputs import check_distinct, check_file, inputs_of
+from fineprune.cli.output_paths import check_distinct, check_file, inputs_of
 from fineprune.errors import InputError
 from fineprune.runs.files import finite
 from fineprune.runs.run import read_runs

@@ -17,7 +17,7 @@ from fineprune.cli.options import (
     say_ignored,
     split_changes,
 )
-from fineprune.cli.outputs import check_file, inputs_of
+from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError, check_at_least, check_positive
 from fineprune.inspection.inspected import advice_for
 from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY

@@ -9,7 +9,7 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, path_option
-from fineprune.cli.outputs import check_file
+from fineprune.cli.output_paths import check_file
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.relabel import label_table

@@ -9,7 +9,7 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Margin, Runs, margin_fraction, path_option
-from fineprune.cli.outputs import check_file, inputs_of
+from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.cli.results import show_results
 from fineprune.errors import InputError
 from fineprune.runs.run import read_runs

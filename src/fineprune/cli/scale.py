@@ -16,7 +16,7 @@ from fineprune.cli.options import (
     path_option,
     split_changes,
 )
-from fineprune.cli.outputs import check_folder
+from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
 from fineprune.cli.scale_predict import cluster_of, predict
 from fineprune.errors import InputError, check_one_of, check_positive

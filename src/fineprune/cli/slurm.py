@@ -18,7 +18,7 @@ from fineprune.cli.options import (
     path_option,
     split_changes,
 )
-from fineprune.cli.outputs import check_file, inputs_of
+from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError, check_one_of
 from fineprune.experiments.configurations import (
     ALL_REDUCE,

@@ -17,7 +17,7 @@ from fineprune.cli.options import (
     path_option,
     say_ignored,
 )
-from fineprune.cli.outputs import check_folder
+from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
 from fineprune.distributed.all_reduce import is_main
 from fineprune.launch.follow_parent import follow_parent_if_told

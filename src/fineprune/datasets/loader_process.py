@@ -6,7 +6,6 @@ written a checkpoint. If the training is killed, its loader processes should not
 alone would end them after up to five seconds.
 """
 
-import contextlib
 import functools
 import multiprocessing
 import os
@@ -21,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError
+from fineprune.interrupts import blocked
 
 _POLL_SECONDS = 0.2
 
@@ -28,6 +28,10 @@ _POLL_SECONDS = 0.2
 STOPS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
 }
+
+# Those that would end a new process that has not called ``follow_training`` yet. Without
+# ``sigtimedwait``, this needs SIGTERM unblocked.
+_BLOCKED = STOPS if hasattr(signal, "sigtimedwait") else set()
 
 
 class TrainingLoader(DataLoader[Any]):
@@ -51,7 +55,7 @@ class TrainingLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Any:
-        with _stops_blocked():
+        with blocked(_BLOCKED):
             batches = super().__iter__()
         return self._in_one_line(batches)
 
@@ -99,28 +103,12 @@ class LoaderPool:
         known = multiprocessing.get_all_start_methods()
         context = torch.multiprocessing.get_context("forkserver" if "forkserver" in known else None)
         self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(make,))
-        with _stops_blocked():  # The first call starts the fork server.
+        with blocked(_BLOCKED):  # The first call starts the fork server.
             self._pool.submit(int).result()
 
     def map(self, arguments: Iterable[Any]) -> list[Any]:
         """Call the function with each of the arguments, and return the results in this order."""
         return list(self._pool.map(_call, arguments))
-
-
-@contextlib.contextmanager
-def _stops_blocked() -> Iterator[None]:
-    """Block the signals for new processes, which inherit this.
-
-    Otherwise, a signal would end a process that has not called ``follow_training`` yet.
-    """
-    if not hasattr(signal, "sigtimedwait"):  # ``follow_training`` needs SIGTERM unblocked.
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # In a process of a ``LoaderPool``, what makes its function, once.

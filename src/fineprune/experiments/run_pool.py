@@ -1,7 +1,6 @@
 """Trains several runs of a comparison at the same time, each in a process of its own."""
 
 import concurrent.futures
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -13,27 +12,12 @@ from fineprune.errors import RunError
 from fineprune.experiments.controls import NothingSkipped
 from fineprune.experiments.cooldowns import train_trunk
 from fineprune.experiments.planned_run import PlannedRun
+from fineprune.interrupts import blocked
 from fineprune.launch.follow_parent import end_with_parent
 from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.stop import stop_requests
 
 _POLL_SECONDS = 0.5
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT in the processes that are started inside, which SIGTERM ends.
-
-    A terminal sends it to all processes, and one that is importing would print a traceback.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def train_runs(
@@ -104,7 +88,9 @@ def train_runs(
                         for other in waiting
                         if other.trunk is not None and other.trunk.folder == run.folder
                     ]
-                    with _interrupts_blocked():
+                    # SIGTERM ends the process. At Ctrl-C, it would print a traceback if it is
+                    # still importing.
+                    with blocked([signal.SIGINT]):
                         future = pool.submit(train_trunk, recipe, run.folder, jobs, copies)
                     training[future] = run
                 done, _ = concurrent.futures.wait(

@@ -9,16 +9,16 @@ import numpy.typing as npt
 from fineprune.errors import InputError
 from fineprune.labels.advice import FullCost
 from fineprune.labels.label_watch import LabelWatch
+from fineprune.runs.files import HISTORY
 from fineprune.runs.history import (
     History,
     needed_evidence,
     read_evaluated,
     read_evidence,
     read_history,
-    read_labels,
 )
 from fineprune.runs.run import Run, split_by, told_apart
-from fineprune.runs.training_set import TrainingSet, read_training_set
+from fineprune.runs.training_set import TRAINING_SET, TrainingSet, read_training_set
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,8 +109,8 @@ def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
 
 def _read(name: str, run: Run) -> Inspected:
     samples = run.summary.train_samples
-    history, labels = read_history(run.path, samples), read_labels(run.path, samples)
-    if history is None or labels is None:
+    history = read_history(run.path, samples)
+    if history is None or not (run.path / HISTORY / TRAINING_SET).exists():
         raise InputError(
             f"expected the history of the samples in {run.path}, found none: train with "
             f"run.history = true and with data whose classes are known"
@@ -121,5 +121,6 @@ def _read(name: str, run: Run) -> Inspected:
             f"expected a history of {len(epochs)} epochs in {run.path}, got {len(history.epochs)}: "
             f"restore the files, or train again"
         )
-    watch = read_evidence(run.path, samples)
-    return Inspected(name, run, history, labels, read_evaluated(run.path), watch)
+    labels = read_training_set(run.path, samples).trained_labels
+    evaluated, watch = read_evaluated(run.path), read_evidence(run.path, samples)
+    return Inspected(name, run, history, labels, evaluated, watch)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from fineprune.errors import InputError
 from fineprune.integrations.transformers.losses import ForwardPasses
-from fineprune.integrations.transformers.sample_losses import FUSED, SampleLosses
+from fineprune.integrations.transformers.model_losses import FUSED, SampleLosses
 from fineprune.integrations.transformers.trainer import PruningMixin
 
 try:

@@ -14,7 +14,7 @@ from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
 from fineprune.labels.batch import NO_LABEL, for_buffer
 from fineprune.labels.class_shares import ClassShares
-from fineprune.labels.ranks import exchange_device
+from fineprune.labels.process_group import exchange_device
 
 # So many logits are buffered before they are added to the sums, because an operation on a small
 # tensor takes almost as long as one on a tensor of this size.

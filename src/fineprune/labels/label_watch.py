@@ -18,8 +18,8 @@ from fineprune.labels.batch import as_local, as_numbers, check_classified
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.dataset_attributes import classes_of, keys_of, unambiguous
 from fineprune.labels.evidence import Evidence
+from fineprune.labels.process_group import exchange_device, rank_and_size
 from fineprune.labels.ranking import Ranking, rank
-from fineprune.labels.ranks import exchange_device, rank_and_size
 from fineprune.labels.review_page import Review
 from fineprune.labels.untraced import Untraced
 from fineprune.labels.watch_page import all_labels, cards_of, write_review

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from fineprune.errors import InputError, check_whole_number
-from fineprune.labels.ranks import exchange_device, rank_and_size
+from fineprune.labels.process_group import exchange_device, rank_and_size
 
 Number = TypeVar("Number", bound=np.generic)
 

@@ -96,7 +96,8 @@ def epoch_files(folder: Path, *, unfinished: bool = False) -> dict[int, Path]:
 
 def is_run_file(path: Path) -> bool:
     """Return whether a path is that of a result: a file of a run or of several runs."""
-    return path.name in RESULTS or (path.parent.name in (COUNTS, HISTORY) and path.suffix == ".npy")
+    arrays = path.parent.name in (COUNTS, HISTORY) and path.suffix in (".npy", ".npz", ".pt")
+    return path.name in RESULTS or arrays
 
 
 def append_metrics(path: Path, metrics: dict[str, Any]) -> str:

@@ -24,12 +24,12 @@ from fineprune.runs.files import (
     epoch_files,
     whole_lines,
 )
-from fineprune.runs.history import EVALUATED, EVIDENCE, LABELS
+from fineprune.runs.history import EVALUATED, EVIDENCE
 from fineprune.runs.training_set import TRAINING_SET
 from fineprune.writing import temporary_of, write_atomically
 
 # The files of the history that are not of one epoch.
-_OF_THE_RUN = (LABELS, EVALUATED, EVIDENCE, TRAINING_SET)
+_OF_THE_RUN = (EVALUATED, EVIDENCE, TRAINING_SET)
 
 
 class RunFolder:

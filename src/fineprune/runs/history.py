@@ -5,8 +5,8 @@ train the sample, infinity if the loss was not finite) and ``prediction`` (the p
 uint8, uint16 with more than 255 classes, or uint32 with more than 65,535; the largest value if it
 is not known). So an epoch takes three, four or six bytes per sample.
 
-``history/labels.npy`` holds the label that each sample was trained with, and
-``history/evaluated.npy`` the labels (row 0) and the predictions (row 1) of the last evaluation.
+``history/evaluated.npy`` holds the labels (row 0) and the predictions (row 1) of the last
+evaluation.
 
 ``history/evidence.pt`` holds the evidence on the labels after the last epoch, as the state of a
 ``LabelWatch``. Runs on parameter servers have it only up to ``KEEP_ALL`` classes.
@@ -23,7 +23,6 @@ from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.runs.files import HISTORY, epoch_files, read_array
 
-LABELS = "labels.npy"
 EVALUATED = "evaluated.npy"
 EVIDENCE = "evidence.pt"
 
@@ -108,20 +107,21 @@ def read_history(
     return History(list(files), [part if index is None else part[index] for part in records])
 
 
-def read_labels(folder: Path, num_samples: int) -> npt.NDArray[np.int64] | None:
-    """Read the label of each training sample, int64, shape (N,); None if the run kept none.
-
-    The arguments and errors are those of ``read_history``.
-    """
-    return _read_classes(folder / HISTORY / LABELS, f"{num_samples} labels", 1, num_samples)
-
-
 def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
     """Read the labels and the predictions of the last evaluation; int64, shape (2, n).
 
     None if the run kept none.
     """
-    return _read_classes(folder / HISTORY / EVALUATED, "labels and predictions", 2, 2)
+    file = folder / HISTORY / EVALUATED
+    if not file.exists():
+        return None
+    classes = read_array(file, "the history of a run")
+    if classes.dtype.kind != "u" or classes.ndim != 2 or len(classes) != 2:
+        raise InputError(
+            f"expected labels and predictions in {file}, got {classes.dtype} of shape "
+            f"{classes.shape}: restore the file, or train again"
+        )
+    return unpack_classes(classes)
 
 
 def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
@@ -157,21 +157,6 @@ def needed_evidence(folder: Path, num_samples: int, purpose: str) -> LabelWatch:
             f"classes)"
         )
     return watch
-
-
-def _read_classes(
-    file: Path, expected: str, dimensions: int, length: int
-) -> npt.NDArray[np.int64] | None:
-    """Read what ``pack_classes`` made, with this shape[0]; None if there is no file."""
-    if not file.exists():
-        return None
-    classes = read_array(file, "the history of a run")
-    if classes.dtype.kind != "u" or classes.ndim != dimensions or len(classes) != length:
-        raise InputError(
-            f"expected {expected} in {file}, got {classes.dtype} of shape {classes.shape}: "
-            f"restore the file, or train again"
-        )
-    return unpack_classes(classes)
 
 
 def _read(file: Path, num_samples: int) -> Records:

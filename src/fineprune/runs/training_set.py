@@ -41,6 +41,11 @@ class TrainingSet:
     classes: tuple[str, ...] = ()
     keys: tuple[str, ...] | None = None
 
+    @property
+    def trained_labels(self) -> npt.NDArray[np.int64]:
+        """The label of each sample that the run trained; int64, shape (N,)."""
+        return self.labels[self.index]
+
     def name(self, label: int) -> str:
         """Return the name of a class, or its number if the classes have no names."""
         return self.classes[label] if label < len(self.classes) else str(label)

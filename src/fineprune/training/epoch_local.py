@@ -11,7 +11,7 @@ from fineprune.distributed.all_reduce import RankGroup
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.network import training_losses
-from fineprune.training.prefixes import training_mode
+from fineprune.training.parameter_prefixes import training_mode
 from fineprune.training.recipe import Recipe
 from fineprune.training.stop import StopRequest
 from fineprune.training.train_state import EpochTotals, TrainState, build_local_parts, build_state

@@ -12,7 +12,7 @@ from fineprune.errors import RunError
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.files import epoch_file, write_array
 from fineprune.runs.folder import RunFolder
-from fineprune.runs.history import EVALUATED, EVIDENCE, LABELS, Records, pack_classes, pack_epoch
+from fineprune.runs.history import EVALUATED, EVIDENCE, Records, pack_classes, pack_epoch
 from fineprune.runs.training_set import TRAINING_SET, UNKNOWN, write_training_set
 from fineprune.training.evaluate import Evaluation, evaluate
 from fineprune.training.learning_rate import rate_at
@@ -179,7 +179,7 @@ def _evaluated(state: TrainState, metrics: dict[str, Any]) -> Evaluation | None:
 def _write_labels(state: TrainState, files: RunFolder) -> None:
     """Write the labels that the run trained with, and of which training set they are a part."""
     training_set, watch = state.data.training_set(), state.pruner.watch
-    labels = training_set.labels[training_set.index]
+    labels = training_set.trained_labels
     if (labels == UNKNOWN).any():
         labels = np.full_like(labels, UNKNOWN)
     if watch is not None:
@@ -188,7 +188,6 @@ def _write_labels(state: TrainState, files: RunFolder) -> None:
         labels = np.where(seen >= 0, seen, labels)
     if (labels == UNKNOWN).any():
         return
-    write_array(files.history / LABELS, pack_classes(labels, state.data.classes))
     whole = training_set.labels.copy()
     whole[training_set.index] = labels
     write_training_set(files.history / TRAINING_SET, replace(training_set, labels=whole))

@@ -37,7 +37,7 @@ def check_same_samples(setting: str, folder: Path, data: "Data") -> None:
     what = "samples"
     if np.array_equal(theirs.index, ours.index):
         what = "labels"
-        given, own = theirs.labels[theirs.index], ours.labels[ours.index]
+        given, own = theirs.trained_labels, ours.trained_labels
         if ((given == own) | (given == UNKNOWN) | (own == UNKNOWN)).all():
             return
     raise InputError(f"{expected}, whose {what} differ: give a run with the same data section")

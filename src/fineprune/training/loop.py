@@ -29,7 +29,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
 from fineprune.training.rescoring import rescore
-from fineprune.training.start import checkpoint_of, finished_summary, recipe_of
+from fineprune.training.resume import checkpoint_of, finished_summary, recipe_of
 from fineprune.training.stop import Stopped, StopRequest, stop_requests
 from fineprune.training.summary import summary
 from fineprune.training.tensorboard import event_file

@@ -8,7 +8,7 @@ from fineprune.distributed.parameter_servers.flat_layout import trained_paramete
 from fineprune.errors import InputError, first_line
 from fineprune.networks.registry import build_network
 from fineprune.training.data import Data
-from fineprune.training.prefixes import check_prefixes, freeze
+from fineprune.training.parameter_prefixes import check_prefixes, freeze
 from fineprune.training.random_state import random_state, set_random_state
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import RunSettings, TrainingSettings

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fineprune.training.prefixes import covers
+from fineprune.training.parameter_prefixes import covers
 from fineprune.training.rmsprop_tf import RMSPropTF
 from fineprune.training.settings import TrainingSettings
 

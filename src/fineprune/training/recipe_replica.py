@@ -6,7 +6,7 @@ from torch import Tensor
 from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.training.data import load_data
 from fineprune.training.network import precision, recipe_network, training_losses
-from fineprune.training.prefixes import training_mode
+from fineprune.training.parameter_prefixes import training_mode
 from fineprune.training.random_state import reseed
 from fineprune.training.recipe import Recipe
 

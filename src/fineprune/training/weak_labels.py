@@ -20,8 +20,7 @@ class WeakLabels:
 
     Attributes:
         index: The indices of these images in the training set, sorted; int64, shape (M,).
-        labels: Their labels; int64, shape (M,).
-        wrong: Which of these labels are wrong; bool, shape (M,). None if this is not known.
+        wrong: Which of their labels are wrong; bool, shape (M,). None if this is not known.
         whole: The label of each image of the whole training set, -1 for one that is left out;
             int64, shape (N,).
         digest: The SHA-256 digest of the indices and labels, in hexadecimal, if they come from a
@@ -29,7 +28,6 @@ class WeakLabels:
     """
 
     index: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.int64]
     wrong: npt.NDArray[np.bool_] | None
     whole: npt.NDArray[np.int64]
     digest: str | None
@@ -62,10 +60,11 @@ def weak_labels(
         known = settings.true_labels == "dataset"
         digest = hashlib.sha256(np.stack([index, given[index]]).tobytes()).hexdigest()
         wrong = given[index] != own[index] if known else None
-        return WeakLabels(index, given[index], wrong, given, digest)
-    labels, whole = own[index].astype(np.int64), own.astype(np.int64)
+        return WeakLabels(index, wrong, given, digest)
+    whole = own.astype(np.int64)
     if settings.label_noise is None:
-        return WeakLabels(index, labels, None, whole, None)
+        return WeakLabels(index, None, whole, None)
+    labels = whole[index]
     share, seed = settings.label_noise, settings.label_noise_seed
     if settings.label_noise_map is None:
         noisy = symmetric_noise(labels, len(classes), share, seed)
@@ -73,4 +72,4 @@ def weak_labels(
         mapping = class_map(settings.label_noise_map, classes)
         noisy = mapped_noise(labels, mapping, share, seed)
     whole[index] = noisy
-    return WeakLabels(index, noisy, noisy != labels, whole, None)
+    return WeakLabels(index, noisy != labels, whole, None)

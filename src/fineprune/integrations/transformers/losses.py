@@ -11,7 +11,7 @@ import torch
 
 from fineprune.errors import InputError, warn_user
 from fineprune.integrations.transformers.checks import remedy_of_loader
-from fineprune.integrations.transformers.sample_losses import (
+from fineprune.integrations.transformers.model_losses import (
     SampleLosses,
     for_model,
     labeled_tokens,

@@ -14,7 +14,7 @@ from fineprune.integrations.transformers.checks import (
 )
 from fineprune.integrations.transformers.epochs import EndEpoch, PlannedEpochs
 from fineprune.integrations.transformers.losses import LossRecording
-from fineprune.integrations.transformers.sample_losses import SampleLosses
+from fineprune.integrations.transformers.model_losses import SampleLosses
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.pruner import Pruner
 
