@@ -16,9 +16,9 @@ SEED = 0
 
 def main() -> float:
     digits = load_digits()
-    x = torch.tensor(digits.data, dtype=torch.float32) / 16
-    y = torch.tensor(digits.target)
-    train_set, test_set = TensorDataset(x[:1280], y[:1280]), TensorDataset(x[1280:], y[1280:])
+    images = torch.tensor(digits.data, dtype=torch.float32) / 16
+    data = TensorDataset(images, torch.tensor(digits.target))
+    train_set, test_set = TensorDataset(*data[:1280]), TensorDataset(*data[1280:])
 
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
@@ -28,8 +28,9 @@ def main() -> float:
 
     for epoch in pruner.epochs():
         batches = 0
-        for index, (inputs, targets) in pruner.loader():
-            loss = pruner.record(index, F.cross_entropy(model(inputs), targets, reduction="none"))
+        for index, (x, y) in pruner.loader():
+            logits = model(x)
+            loss = pruner.record(index, F.cross_entropy(logits, y, reduction="none"), logits, y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -39,8 +40,8 @@ def main() -> float:
 
     right = 0
     with torch.no_grad():
-        for inputs, targets in DataLoader(test_set, batch_size=256):
-            right += int((model(inputs).argmax(1) == targets).sum())
+        for x, y in DataLoader(test_set, batch_size=256):
+            right += int((model(x).argmax(1) == y).sum())
     accuracy = right / len(test_set)
     print(f"test accuracy {accuracy:.1%}")
     return accuracy

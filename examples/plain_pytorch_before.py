@@ -11,9 +11,9 @@ SEED = 0
 
 def main() -> float:
     digits = load_digits()
-    x = torch.tensor(digits.data, dtype=torch.float32) / 16
-    y = torch.tensor(digits.target)
-    train_set, test_set = TensorDataset(x[:1280], y[:1280]), TensorDataset(x[1280:], y[1280:])
+    images = torch.tensor(digits.data, dtype=torch.float32) / 16
+    data = TensorDataset(images, torch.tensor(digits.target))
+    train_set, test_set = TensorDataset(*data[:1280]), TensorDataset(*data[1280:])
 
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
@@ -23,8 +23,9 @@ def main() -> float:
 
     for epoch in range(EPOCHS):
         batches = 0
-        for inputs, targets in loader:
-            loss = F.cross_entropy(model(inputs), targets)
+        for x, y in loader:
+            logits = model(x)
+            loss = F.cross_entropy(logits, y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -34,8 +35,8 @@ def main() -> float:
 
     right = 0
     with torch.no_grad():
-        for inputs, targets in DataLoader(test_set, batch_size=256):
-            right += int((model(inputs).argmax(1) == targets).sum())
+        for x, y in DataLoader(test_set, batch_size=256):
+            right += int((model(x).argmax(1) == y).sum())
     accuracy = right / len(test_set)
     print(f"test accuracy {accuracy:.1%}")
     return accuracy

@@ -318,6 +318,14 @@ def test_uneven_labels_are_found_by_the_watch_and_by_the_loss(run, tmp_path):
     assert all(one["watch_roc_area"] > 0.93 and one["loss_roc_area"] > 0.85 for one in runs)
 
 
+def test_small_classes_are_lost_by_the_losses_alone(monkeypatch):
+    monkeypatch.syspath_prepend("benchmarks")
+    small = runpy.run_path("benchmarks/small_classes.py")
+    case = small["CASES"]["digits, five rare classes, 20 % wrong"](0)
+    logits, losses = (small["train"](case, arm, 0)["accuracy"] for arm in ("logits", "losses"))
+    assert logits > losses + 5
+
+
 def test_the_proxy_chooses_and_its_table_names_the_chosen_rates(tmp_path, monkeypatch, capsys):
     """The networks train for a few steps; the table is made of what they wrote."""
     monkeypatch.syspath_prepend("benchmarks")

@@ -43,10 +43,10 @@ _LONGER = 1.1
 # epoch (a LeNet, a ResNet-9 and a thin ResNet-18); for more than ten if labels were confused.
 _CONSISTENT_EPOCHS = 3
 
-# All samples of a class that is not learned contradict the others, as those of a small class do
-# while predicting the large ones costs less. They would be skipped, and the class never learned. So
-# the samples of a class are spared if more than this share of them contradicts, and more than the
-# second number times the share of the other classes.
+# The losses of a class that is not learned are above chance, as those of a small class are while
+# predicting the large ones costs less. It would be skipped as a whole, and never learned. So none
+# of its samples is skipped for its loss if more than this share of them would be, and more than the
+# second number times the share of the other classes (docs/results/adaptive.md, "Small classes").
 _UNLEARNED_CLASS, _BESIDE_OTHERS = 0.5, 3.0
 
 
@@ -72,8 +72,8 @@ class Adaptive(BudgetedPolicy):
        consistent mistakes.
 
        A class that is not learned looks wrong as a whole, such as a small one while predicting the
-       large ones costs less. If logits are recorded, the samples of a class are therefore spared
-       while more than half of them contradict, and three times the share of the other classes.
+       large ones costs less. If logits are recorded, no sample of a class is therefore skipped for
+       its loss while more than half of them would be, and three times the share of the others.
     2. *The rest of the budget is saved where the learning rate is small.* If the rate falls in
        steps, an epoch keeps a number of samples in proportion to its rate. If the rate falls
        smoothly, epochs are shortened so that the rate, as a function of the steps, falls as
@@ -367,14 +367,17 @@ class Adaptive(BudgetedPolicy):
         # as many others are above chance as without it (docs/results/second-training.md).
         found = np.count_nonzero(often_above | contradicting)
         if self._above_means_wrong and found >= enough:
-            contradicting |= often_above
-            if self._mostly_learned:
-                above = self._losses.averages.numpy() > np.float32(self._chance)
-                contradicting |= above & ~self._spared
-        confused = self._confused & ~self._spared
-        if np.count_nonzero(confused) >= enough:
-            contradicting |= confused
+            contradicting |= self._above_chance() & ~self._spared
+        if np.count_nonzero(self._confused) >= enough:
+            contradicting |= self._confused
         return contradicting
+
+    def _above_chance(self) -> npt.NDArray[np.bool_]:
+        """Return a mask of the samples that contradict by their losses."""
+        above = self._streaks >= self.patience
+        if self._mostly_learned:
+            above |= self._losses.averages.numpy() > np.float32(self._chance)
+        return above
 
     def _returning(
         self, skipped: npt.NDArray[np.int64], number: int, rng: np.random.Generator
@@ -410,12 +413,11 @@ class Adaptive(BudgetedPolicy):
         Args:
             labels: The label of each sample, shape (N,), -1 if unknown.
         """
-        self._spared[:] = False
-        skipped = self._contradicting()
+        above = self._above_chance()
         if self._earlier is not None:
-            skipped &= ~self._earlier
+            above &= ~self._earlier
         sizes = np.bincount(labels + 1)
-        numbers = np.bincount(labels[skipped] + 1, minlength=len(sizes))
+        numbers = np.bincount(labels[above] + 1, minlength=len(sizes))
         shares = numbers / sizes.clip(1)
         others = (numbers.sum() - numbers) / (sizes.sum() - sizes).clip(1)
         unlearned = (shares > _UNLEARNED_CLASS) & (shares > _BESIDE_OTHERS * others)

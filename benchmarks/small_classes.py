@@ -1,0 +1,156 @@
+"""Skips in data whose classes are not equally large, or whose labels have several right answers.
+
+    python benchmarks/small_classes.py --json docs/results/small-classes.json
+
+Trains a network with two hidden layers on all samples, on the schedule of ``fp.shorter``, and with
+``fp.Adaptive``, which is given the logits or only the losses. The test sets have correct labels. It
+takes a minute.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.stats import t
+from table import markdown
+from torch import Tensor, nn
+
+import fineprune as fp
+from fineprune.datasets.digits import load_digits
+from fineprune.datasets.label_noise import symmetric_noise
+
+SEEDS, EPOCHS, BATCH, RATE, SAVE = 5, 30, 64, 0.05, 0.35
+ARMS = ("full", "shorter", "logits", "losses")
+TITLES = {
+    "full": "full training",
+    "logits": "`Adaptive`, logits",
+    "losses": "`Adaptive`, losses",
+}
+# Each metric with its title, and the arms that are shown beside that of the shorter schedule.
+COLUMNS = (
+    ("accuracy", "accuracy, %,", ("full", "logits", "losses")),
+    ("cross_entropy", "cross-entropy", ("logits", "losses")),
+)
+
+
+class Case(NamedTuple):
+    """Inputs, float32, shape (N, features), and labels, int64, shape (N,), to train and to test."""
+
+    x: Tensor
+    labels: Tensor
+    test_x: Tensor
+    test_labels: Tensor
+
+
+def points(small: float, distance: float, wrong: float, seed: int) -> Case:
+    """Return points around the centres of two classes that overlap, of which one has a share."""
+    chance = torch.Generator().manual_seed(1000 + seed)
+    true = (torch.rand(8000, generator=chance) < small).long()
+    x = torch.randn(8000, 10, generator=chance)
+    x[:, 0] += distance * true
+    labels = torch.from_numpy(symmetric_noise(true[:4000].numpy(), 2, wrong, seed))
+    return Case(x[:4000], labels, x[4000:], true[4000:])
+
+
+def digits(wrong: float, rare: int, seed: int) -> Case:
+    """Return digits with a share of wrong labels, and a tenth of the samples of some classes."""
+    images, test = load_digits(1024)
+    labels = images.labels.long()
+    nth = torch.stack([(labels[:n] == label).sum() for n, label in enumerate(labels.tolist())])
+    chosen = (labels >= rare) | (nth % 10 == 0)
+    noisy = torch.from_numpy(symmetric_noise(labels[chosen].numpy(), 10, wrong, seed))
+    x, test_x = (one.images.float().mean(1).flatten(1) / 255 for one in (images, test))
+    return Case(x[chosen], noisy, test_x, test.labels.long())
+
+
+CASES: dict[str, Callable[[int], Case]] = {
+    "two classes, 1 to 5, that overlap": lambda seed: points(1 / 6, 1.5, 0, seed),
+    "two classes, 1 to 5, 20 % wrong": lambda seed: points(1 / 6, 3.0, 0.2, seed),
+    "digits, five rare classes, 20 % wrong": lambda seed: digits(0.2, 5, seed),
+    "digits, 30 % wrong": lambda seed: digits(0.3, 0, seed),
+    "two classes of one size, best error 20 %": lambda seed: points(1 / 2, 1.683, 0, seed),
+}
+
+
+def train(case: Case, arm: str, seed: int) -> dict[str, float]:
+    """Train a network, and return its metrics on the test set."""
+    torch.manual_seed(seed)
+    classes = int(case.test_labels.max()) + 1
+    hidden = (nn.Linear(case.x.shape[1], 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU())
+    model = nn.Sequential(*hidden, nn.Linear(128, classes))
+    rates = [RATE * (1 - epoch / EPOCHS) for epoch in range(EPOCHS)]
+    if arm == "shorter":
+        rates = list(fp.shorter(rates, save=SAVE))
+    adaptive = fp.Adaptive(EPOCHS, save=SAVE, rates=rates) if arm in ("logits", "losses") else None
+    policy = adaptive or fp.FullData(len(rates))
+    pruner = fp.Pruner(len(case.x), policy, batch_size=BATCH, seed=seed)
+    optimizer = torch.optim.SGD(
+        model.parameters(), RATE, momentum=0.9, nesterov=True, weight_decay=5e-4
+    )
+    for epoch in pruner.epochs():
+        for group in optimizer.param_groups:
+            group["lr"] = rates[epoch]
+        for index in pruner.sampler.order().split(BATCH):
+            logits, labels = model(case.x[index]), case.labels[index]
+            losses = F.cross_entropy(logits, labels, reduction="none")
+            watched = (logits, labels) if arm == "logits" else ()
+            optimizer.zero_grad()
+            pruner.record(index, losses, *watched).backward()
+            optimizer.step()
+    return measured(model, case.test_x, case.test_labels)
+
+
+@torch.no_grad()
+def measured(model: nn.Module, x: Tensor, labels: Tensor) -> dict[str, float]:
+    logits = model(x)
+    return {
+        "accuracy": 100 * float((logits.argmax(1) == labels).double().mean()),
+        "cross_entropy": float(F.cross_entropy(logits, labels)),
+    }
+
+
+def difference(arm: Sequence[float], other: Sequence[float]) -> str:
+    """Return the mean of paired differences, and half the width of its 95 % interval."""
+    values = np.array(arm) - np.array(other)
+    half = float(t.ppf(0.975, len(values) - 1)) * values.std(ddof=1) / len(values) ** 0.5
+    return f"{values.mean():+.2f} ±{half:.2f}"
+
+
+def table_of(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
+    """Return the table of the runs of each arm on each data."""
+    headers, rows = ["data"], []
+    for name, arms in found.items():
+        row = [name]
+        for metric, title, others in COLUMNS:
+            shorter = [run[metric] for run in arms["shorter"]]
+            values = {arm: [run[metric] for run in arms[arm]] for arm in others}
+            row.append(f"{np.mean(shorter):.2f}")
+            row += [difference(each, shorter) for each in values.values()]
+            if not rows:
+                headers += [f"{title} of `shorter`", *(TITLES[arm] for arm in others)]
+        rows.append(row)
+    return markdown(headers, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {
+        name: {arm: [train(make(seed), arm, seed) for seed in range(given.seeds)] for arm in ARMS}
+        for name, make in CASES.items()
+    }
+    print(table_of(found))
+    if given.json is not None:
+        given.json.write_text(json.dumps({"seeds": given.seeds, "runs": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
