@@ -123,7 +123,8 @@ def difference(arm: Sequence[float], other: Sequence[float]) -> str:
 
 def table_of(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
     """Return the table of the runs of each arm on each data."""
-    headers, rows = ["data"], []
+    headers = ["data"]
+    rows: list[list[str]] = []
     for name, arms in found.items():
         row = [name]
         for metric, title, others in COLUMNS:

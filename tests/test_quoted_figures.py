@@ -961,15 +961,15 @@ def quotes():
         read_run(folder).summary.suspicion
         for folder in [*RESULTS.glob("resnet9/*/full-*"), *RESULTS.glob("resnet9-wide/*/full-*")]
     ]
-    shares = [one.suspects / one.wrong for one in memorised if one is not None and one.wrong]
-    yield ADVICE, "and {:.2f} to {:.2f} times in ones that do", (min(shares), max(shares))
-    digits = small_classes("digits, five rare classes, 20 % wrong", "losses", "accuracy")
+    parts = [one.suspects / one.wrong for one in memorised if one and one.suspects and one.wrong]
+    yield ADVICE, "and {:.2f} to {:.2f} times in ones that do", (min(parts), max(parts))
+    rare = small_classes("digits, five rare classes, 20 % wrong", "losses", "accuracy")
     words = "was {:.2f} ±{:.2f} points below the shorter schedule if only losses were recorded"
-    yield ADAPTIVE, words, (-digits[0], digits[1])
+    yield ADAPTIVE, words, (-rare[0], rare[1])
     several = "two classes of one size, best error 20 %"
-    *above, shorter = small_classes(several, "logits", "cross_entropy")
+    beside_shorter = small_classes(several, "logits", "cross_entropy")
     words = "the cross-entropy was {:.2f} ±{:.2f} above that of the shorter schedule, {:.2f} "
-    yield ADAPTIVE, words, (*above, shorter)
+    yield ADAPTIVE, words, beside_shorter
 
     areas = [roc_area(kind, seeds=(1, 2)) for kind in KINDS]
     firsts = [
