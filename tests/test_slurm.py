@@ -501,6 +501,10 @@ def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
         ),
         (["--nodes", "1", "--verb", "compare", "--options", "a.b=1"], "changes and configurations"),
         (["--nodes", "2", "--verb", "scale", "all-reduce 4"], "'all-reduce 4' on 4: give group="),
+        (
+            ["--nodes", "2", "--run", "runs/a-$SLURM_ARRAY_TASK_ID"],
+            "expected --run without variables",
+        ),
     ],
 )
 def test_the_verb_refuses_wrong_input(options, message, tmp_path):
