@@ -147,6 +147,7 @@ def test_a_signal_reaches_the_training_whenever_it_comes(seconds, tmp_path):
     time.sleep(seconds)
     job.send_signal(signal.SIGUSR1)
     assert job.wait(30) == 0, log_of(tmp_path)
+    assert re.search(r"asked to stop after \d+ s: a training that has begun", log_of(tmp_path))
     assert (tmp_path / "stopped").exists()
     assert [file.suffix for file in (tmp_path / "runs/a").iterdir()] == [".log"]
 

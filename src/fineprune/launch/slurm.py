@@ -342,7 +342,7 @@ def _in_background(step: list[str], stop: Sequence[str]) -> list[str]:
     return [
         "stop() {",
         "  asked=yes",
-        '  echo "asked to stop: the training writes a checkpoint"',
+        '  echo "asked to stop after $SECONDS s: a training that has begun writes a checkpoint"',
         *(f"  {line}" for line in stop),
         "}",
         *step[:-1],
