@@ -208,6 +208,17 @@ def test_a_job_whose_waiting_nodes_are_killed_has_trained(tmp_path):
 
 
 @needs_bash
+def test_a_job_ends_with_the_status_of_its_training(tmp_path):
+    """srun kills the other nodes when one fails, and returns the largest status of all."""
+    killed = STAND_INS["srun"].replace("exec ", "") + "; exit 143"
+    text = script(strategy="sync")
+    assert "export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0\n" in text
+    assert run_with_stand_ins(text, tmp_path, srun=killed, python="exit 2") == 2
+    assert (tmp_path / "stopped").exists()
+    assert [file.suffix for file in (tmp_path / "runs/a").iterdir()] == [".log"]
+
+
+@needs_bash
 @pytest.mark.parametrize("strategy", ["all-reduce", "sync"])
 @pytest.mark.parametrize(
     ("status", "preempted", "requeued"),

@@ -391,7 +391,8 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         f"  --num-cpus={cpus} --num-gpus={gpus} -- \\",
         # The shell in which the training runs ignores the signal, and so does the training until it
         # has started.
-        '  bash -c \'trap "" USR1; "${@:2}" & echo $! >"$1"; wait $! && touch -- "$0"\' \\',
+        '  bash -c \'trap "" USR1; "${@:2}" & echo $! >"$1"; wait $!; '
+        'echo $? >"$0"; exit $(<"$0")\' \\',
         '  "$ended" "$training" \\',
         f"  python {shlex.join(command)}",
     ]
@@ -411,6 +412,8 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300",
         "# Else Ray gives workers and servers a lower priority than other processes.",
         "export RAY_worker_niceness=0",
+        "# Else Ray on the other nodes ends half a minute after the command has failed.",
+        "export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0",
         'ended="$out/slurm-$SLURM_JOB_ID.ended"',
         'training="$out/slurm-$SLURM_JOB_ID.pid"',
         'rm -f -- "$ended" "$training"  # of the job before it was requeued',
@@ -421,7 +424,7 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "    sleep 1",
         "  done",
         "  ray stop --force || true",
-        '  rm -f -- "$training"',
+        '  rm -f -- "$ended" "$training"',
         "  requeue",
         "  exit 143",
         "}",
@@ -429,15 +432,19 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "# Without --wait, Ray on the other nodes looks for the first one for a minute at the end.",
         # The training runs on this node.
         *_in_background(run, stop),
-        'rm -f -- "$training"',
-        "# The status of srun is not reliable: Ray on waiting nodes is killed, and symmetric-run",
-        "# reports success even if Ray did not start.",
-        'if [[ ! -e "$ended" ]]; then',
+        "# The status of srun is not that of the command: Ray on waiting nodes is killed, and",
+        "# symmetric-run reports success even if Ray did not start.",
+        'if [[ -s "$ended" ]]; then',
+        '  result="$(<"$ended")"',
+        "else",
         '  echo "the command did not run to its end"',
+        '  result="$((status ? status : 1))"',
+        "fi",
+        'rm -f -- "$ended" "$training"',
+        "if ((result)); then",
         "  # A command that was killed has not stopped Ray.",
         "  ((status <= 128)) || srun --export=ALL ray stop --force || true",
         "  requeue",
-        '  exit "$((status ? status : 1))"',
         "fi",
-        'rm -- "$ended"',
+        'exit "$result"',
     ]
