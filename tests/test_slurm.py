@@ -243,6 +243,7 @@ def test_a_job_that_was_killed_stops_its_ray(status, tmp_path):
     killed = f'[ "$2" = ray ] || exit {status}; {STAND_INS["srun"]}'
     assert run_with_stand_ins(script(strategy="sync"), tmp_path, srun=killed) == status
     assert (tmp_path / "stopped").exists()
+    assert "and submit the job again to continue" in log_of(tmp_path)
 
 
 @needs_bash

@@ -437,7 +437,7 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         'if [[ -s "$ended" ]]; then',
         '  result="$(<"$ended")"',
         "else",
-        '  echo "the command did not run to its end"',
+        '  echo "the command did not finish: see above, and submit the job again to continue"',
         '  result="$((status ? status : 1))"',
         "fi",
         'rm -f -- "$ended" "$training"',
