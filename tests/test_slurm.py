@@ -109,7 +109,7 @@ def test_hostile_names_reach_torchrun_unchanged(tmp_path):
     assert run_with_stand_ins(text, tmp_path) == 0
     given = words(tmp_path / "words")
     assert given[-len(command) :] == command
-    assert "is_host=1" in given
+    assert {"is_host=1", "--local-addr=10.0.0.1"} <= set(given)
     assert "--rdzv-endpoint=10.0.0.1:23456" in given
     assert (tmp_path / HOSTILE / "slurm-123456.log").exists()
 
@@ -453,6 +453,9 @@ def test_all_reduce_in_scale_runs_over_the_nodes_of_a_job(tmp_path, monkeypatch)
     srun = tmp_path / "srun"
     srun.write_text(f'#!{BASH}\nprintf "%s\\0" "$@" >{tmp_path}/words\n{BOTH_NODES}')
     srun.chmod(0o755)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!{BASH}\n[ $# = 3 ] && echo NodeAddr=127.0.0.1 | tee {tmp_path}/asked")
+    scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
@@ -466,6 +469,7 @@ def test_all_reduce_in_scale_runs_over_the_nodes_of_a_job(tmp_path, monkeypatch)
     given = words(tmp_path / "words")
     assert given[:4] == ["--overlap", "--relative=0", "--nodes=2", "--ntasks-per-node=1"]
     assert {"--cpus-per-task=1", "--nnodes=2", "--nproc-per-node=1"} <= set(given)
+    assert (tmp_path / "asked").exists()  # for the address of each node
     # Each of the two ranks trains half of the eight batches.
     assert [
         line["steps"] for line in read_metrics(tmp_path / "out/all-reduce-2/metrics.jsonl")

@@ -32,6 +32,14 @@ _CANCEL_SECONDS = 15
 # step has ended meanwhile.
 _STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID" || true'
 
+# Starts torchrun on a node, after the words that come before its arguments. Each node gives its own
+# address, at which all ranks meet if it has rank 0: its host name may not resolve on other nodes.
+# The rank determines the host, because torchrun's guess is wrong if that name means 127.0.1.1.
+_TORCHRUN = (
+    '[[ "$(scontrol show node "$SLURMD_NODENAME")" =~ NodeAddr=([^[:space:]]+) ]]; '
+    'exec {} --local-addr="${{BASH_REMATCH[1]}}" --rdzv-conf is_host=$((SLURM_NODEID == 0)) "$@"'
+)
+
 _REQUEUE = [
     "# Slurm requeues no job that it pre-empts and that ends before its time of grace is over.",
     "requeue() {",
@@ -97,7 +105,7 @@ def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:
     for name in ("CPUS_PER_TASK", "GPUS_PER_NODE"):
         if value := job.get(f"SLURM_{name}"):
             step.append(f"--{name.lower().replace('_', '-')}={value}")
-    start = 'exec "$0" -m fineprune.launch.torchrun --rdzv-conf is_host=$((SLURM_NODEID == 0)) "$@"'
+    start = _TORCHRUN.format('"$0" -m fineprune.launch.torchrun')
     return [
         *step,
         *("bash", "-c", start, sys.executable),
@@ -366,9 +374,7 @@ def _torchrun(
 ) -> list[str]:
     run = [
         f"{step} --label \\",
-        # The rank determines the host, because torchrun's guess from the host name is wrong if
-        # that name means 127.0.1.1.
-        "  bash -c 'exec torchrun --rdzv-conf is_host=$((SLURM_NODEID == 0)) \"$@\"' torchrun \\",
+        f"  bash -c {shlex.quote(_TORCHRUN.format('torchrun'))} torchrun \\",
         f"  --nnodes={nodes} --nproc-per-node={processes} --max-restarts=3 \\",
         '  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$meet" \\',
         f"  {shlex.join(command)}",
