@@ -416,7 +416,7 @@ def data():
 @pytest.mark.parametrize(
     ("verb", "said"),
     [
-        ("train", "add --resume to continue from the last checkpoint, if there is one"),
+        ("train", "add --resume to continue"),
         ("compare", "run the same command again to continue"),
     ],
 )

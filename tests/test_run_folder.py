@@ -372,7 +372,9 @@ def test_a_stopped_run_says_after_how_many_batches(batches, said, tmp_path, monk
     monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", says_stop)
     with pytest.raises(Stopped) as stopped:
         train(small(), tmp_path / "run")
-    assert str(stopped.value) == f"stopped by SIGTERM in epoch 1, after {said}"
+    told = f"stopped by SIGTERM in epoch 1, after {said}, and wrote a checkpoint"
+    assert str(stopped.value) == told
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_no_temporary_files(unfinished):

@@ -109,7 +109,7 @@ def test_hostile_names_reach_torchrun_unchanged(tmp_path):
     assert run_with_stand_ins(text, tmp_path) == 0
     given = words(tmp_path / "words")
     assert given[-len(command) :] == command
-    assert "is_host=1" in given
+    assert {"is_host=1", "--local-addr=10.0.0.1"} <= set(given)
     assert "--rdzv-endpoint=10.0.0.1:23456" in given
     assert (tmp_path / HOSTILE / "slurm-123456.log").exists()
 
@@ -147,6 +147,7 @@ def test_a_signal_reaches_the_training_whenever_it_comes(seconds, tmp_path):
     time.sleep(seconds)
     job.send_signal(signal.SIGUSR1)
     assert job.wait(30) == 0, log_of(tmp_path)
+    assert re.search(r"asked to stop after \d+ s: a training that has begun", log_of(tmp_path))
     assert (tmp_path / "stopped").exists()
     assert [file.suffix for file in (tmp_path / "runs/a").iterdir()] == [".log"]
 
@@ -207,6 +208,17 @@ def test_a_job_whose_waiting_nodes_are_killed_has_trained(tmp_path):
 
 
 @needs_bash
+def test_a_job_ends_with_the_status_of_its_training(tmp_path):
+    """srun kills the other nodes when one fails, and returns the largest status of all."""
+    killed = STAND_INS["srun"].replace("exec ", "") + "; exit 143"
+    text = script(strategy="sync")
+    assert "export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0\n" in text
+    assert run_with_stand_ins(text, tmp_path, srun=killed, python="exit 2") == 2
+    assert (tmp_path / "stopped").exists()
+    assert [file.suffix for file in (tmp_path / "runs/a").iterdir()] == [".log"]
+
+
+@needs_bash
 @pytest.mark.parametrize("strategy", ["all-reduce", "sync"])
 @pytest.mark.parametrize(
     ("status", "preempted", "requeued"),
@@ -231,6 +243,7 @@ def test_a_job_that_was_killed_stops_its_ray(status, tmp_path):
     killed = f'[ "$2" = ray ] || exit {status}; {STAND_INS["srun"]}'
     assert run_with_stand_ins(script(strategy="sync"), tmp_path, srun=killed) == status
     assert (tmp_path / "stopped").exists()
+    assert "and submit the job again to continue" in log_of(tmp_path)
 
 
 @needs_bash
@@ -440,6 +453,9 @@ def test_all_reduce_in_scale_runs_over_the_nodes_of_a_job(tmp_path, monkeypatch)
     srun = tmp_path / "srun"
     srun.write_text(f'#!{BASH}\nprintf "%s\\0" "$@" >{tmp_path}/words\n{BOTH_NODES}')
     srun.chmod(0o755)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f"#!{BASH}\n[ $# = 3 ] && echo NodeAddr=127.0.0.1 | tee {tmp_path}/asked")
+    scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
@@ -453,6 +469,7 @@ def test_all_reduce_in_scale_runs_over_the_nodes_of_a_job(tmp_path, monkeypatch)
     given = words(tmp_path / "words")
     assert given[:4] == ["--overlap", "--relative=0", "--nodes=2", "--ntasks-per-node=1"]
     assert {"--cpus-per-task=1", "--nnodes=2", "--nproc-per-node=1"} <= set(given)
+    assert (tmp_path / "asked").exists()  # for the address of each node
     # Each of the two ranks trains half of the eight batches.
     assert [
         line["steps"] for line in read_metrics(tmp_path / "out/all-reduce-2/metrics.jsonl")
@@ -501,6 +518,10 @@ def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
         ),
         (["--nodes", "1", "--verb", "compare", "--options", "a.b=1"], "changes and configurations"),
         (["--nodes", "2", "--verb", "scale", "all-reduce 4"], "'all-reduce 4' on 4: give group="),
+        (
+            ["--nodes", "2", "--run", "runs/a-$SLURM_ARRAY_TASK_ID"],
+            "expected --run without variables",
+        ),
     ],
 )
 def test_the_verb_refuses_wrong_input(options, message, tmp_path):

@@ -113,6 +113,11 @@ def slurm(
         check_one_of("--strategy", strategy, JOB_STRATEGIES)
         changed.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
     made = read_recipe(recipe, changed)
+    if run is not None and "$" in str(run):  # All jobs of an array would take it for one folder.
+        raise InputError(
+            f"expected --run without variables, which the script does not replace, got {run}: "
+            f"write one script for each run"
+        )
     if out is not None:
         check_file("--out", out, [recipe, *inputs_of(made.as_dict())])
         if out.is_file() and out.read_bytes()[:2] not in (b"", b"#!"):

@@ -27,7 +27,7 @@ from fineprune.training import loop
 from fineprune.training.recipe import read_recipe
 
 
-@exits(to_continue="add --resume to continue from the last checkpoint, if there is one")
+@exits(to_continue="add --resume to continue")
 def train(
     recipe: RecipeFile,
     more: MoreChanges = None,

@@ -32,6 +32,14 @@ _CANCEL_SECONDS = 15
 # step has ended meanwhile.
 _STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID" || true'
 
+# Starts torchrun on a node, after the words that come before its arguments. Each node gives its own
+# address, at which all ranks meet if it has rank 0: its host name may not resolve on other nodes.
+# The rank determines the host, because torchrun's guess is wrong if that name means 127.0.1.1.
+_TORCHRUN = (
+    '[[ "$(scontrol show node "$SLURMD_NODENAME")" =~ NodeAddr=([^[:space:]]+) ]]; '
+    'exec {} --local-addr="${{BASH_REMATCH[1]}}" --rdzv-conf is_host=$((SLURM_NODEID == 0)) "$@"'
+)
+
 _REQUEUE = [
     "# Slurm requeues no job that it pre-empts and that ends before its time of grace is over.",
     "requeue() {",
@@ -97,7 +105,7 @@ def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:
     for name in ("CPUS_PER_TASK", "GPUS_PER_NODE"):
         if value := job.get(f"SLURM_{name}"):
             step.append(f"--{name.lower().replace('_', '-')}={value}")
-    start = 'exec "$0" -m fineprune.launch.torchrun --rdzv-conf is_host=$((SLURM_NODEID == 0)) "$@"'
+    start = _TORCHRUN.format('"$0" -m fineprune.launch.torchrun')
     return [
         *step,
         *("bash", "-c", start, sys.executable),
@@ -342,7 +350,7 @@ def _in_background(step: list[str], stop: Sequence[str]) -> list[str]:
     return [
         "stop() {",
         "  asked=yes",
-        '  echo "asked to stop: the training writes a checkpoint"',
+        '  echo "asked to stop after $SECONDS s: a training that has begun writes a checkpoint"',
         *(f"  {line}" for line in stop),
         "}",
         *step[:-1],
@@ -366,9 +374,7 @@ def _torchrun(
 ) -> list[str]:
     run = [
         f"{step} --label \\",
-        # The rank determines the host, because torchrun's guess from the host name is wrong if
-        # that name means 127.0.1.1.
-        "  bash -c 'exec torchrun --rdzv-conf is_host=$((SLURM_NODEID == 0)) \"$@\"' torchrun \\",
+        f"  bash -c {shlex.quote(_TORCHRUN.format('torchrun'))} torchrun \\",
         f"  --nnodes={nodes} --nproc-per-node={processes} --max-restarts=3 \\",
         '  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$meet" \\',
         f"  {shlex.join(command)}",
@@ -391,7 +397,8 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         f"  --num-cpus={cpus} --num-gpus={gpus} -- \\",
         # The shell in which the training runs ignores the signal, and so does the training until it
         # has started.
-        '  bash -c \'trap "" USR1; "${@:2}" & echo $! >"$1"; wait $! && touch -- "$0"\' \\',
+        '  bash -c \'trap "" USR1; "${@:2}" & echo $! >"$1"; wait $!; '
+        'echo $? >"$0"; exit $(<"$0")\' \\',
         '  "$ended" "$training" \\',
         f"  python {shlex.join(command)}",
     ]
@@ -411,6 +418,8 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300",
         "# Else Ray gives workers and servers a lower priority than other processes.",
         "export RAY_worker_niceness=0",
+        "# Else Ray on the other nodes ends half a minute after the command has failed.",
+        "export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0",
         'ended="$out/slurm-$SLURM_JOB_ID.ended"',
         'training="$out/slurm-$SLURM_JOB_ID.pid"',
         'rm -f -- "$ended" "$training"  # of the job before it was requeued',
@@ -421,7 +430,7 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "    sleep 1",
         "  done",
         "  ray stop --force || true",
-        '  rm -f -- "$training"',
+        '  rm -f -- "$ended" "$training"',
         "  requeue",
         "  exit 143",
         "}",
@@ -429,15 +438,19 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "# Without --wait, Ray on the other nodes looks for the first one for a minute at the end.",
         # The training runs on this node.
         *_in_background(run, stop),
-        'rm -f -- "$training"',
-        "# The status of srun is not reliable: Ray on waiting nodes is killed, and symmetric-run",
-        "# reports success even if Ray did not start.",
-        'if [[ ! -e "$ended" ]]; then',
-        '  echo "the command did not run to its end"',
+        "# The status of srun is not that of the command: Ray on waiting nodes is killed, and",
+        "# symmetric-run reports success even if Ray did not start.",
+        'if [[ -s "$ended" ]]; then',
+        '  result="$(<"$ended")"',
+        "else",
+        '  echo "the command did not finish: see above, and submit the job again to continue"',
+        '  result="$((status ? status : 1))"',
+        "fi",
+        'rm -f -- "$ended" "$training"',
+        "if ((result)); then",
         "  # A command that was killed has not stopped Ray.",
         "  ((status <= 128)) || srun --export=ALL ray stop --force || true",
         "  requeue",
-        '  exit "$((status ? status : 1))"',
         "fi",
-        'rm -- "$ended"',
+        'exit "$result"',
     ]

@@ -132,7 +132,7 @@ def _train_epochs(
             number = stop.number or signal.SIGTERM  # The signal may have reached another rank only.
             counted = ("batch", "batches") if state.local else ("update", "updates")
             done = f"{totals.batches} {counted[totals.batches != 1]}"
-            raise Stopped(number, f"in epoch {epoch + 1}, after {done}")
+            raise Stopped(number, f"in epoch {epoch + 1}, after {done}, and wrote a checkpoint")
         if run.device.startswith("cuda"):  # Otherwise, the last steps would count as bookkeeping.
             torch.cuda.synchronize(run.device)
         end = end_of_epoch(state, epoch, totals)
