@@ -263,6 +263,16 @@ def test_watched_labels_change_nothing_and_are_resumed(tmp_path):
         trained("language", tmp_path / "language", fp.FullData(2), more=watch, num_train_epochs=2)
 
 
+@pytest.mark.parametrize(
+    ("case", "more", "watched"),
+    [("text", {}, True), ("text", {"watch_labels": False}, False), ("language", {}, False)],
+)
+def test_labels_are_watched_by_default_if_the_policy_uses_them(tmp_path, case, more, watched):
+    policy = fp.Adaptive(2, save=0, rates=[1, 1])
+    trainer = trained(case, tmp_path, policy, more=more, num_train_epochs=2)
+    assert (trainer.pruner.watch is not None) == watched
+
+
 def test_the_labels_of_a_model_that_returns_a_dict_are_watched(tmp_path):
     class PlainForImageClassification(ViTForImageClassification):
         def forward(self, pixel_values, labels=None):

@@ -71,7 +71,7 @@ class LossRecording(_Base):
     _sample_losses: SampleLosses | None
     _compared: bool
     _ignores_num_items = False  # Whether the model was found not to divide by it.
-    _watch_labels: bool
+    _watch_labels: bool | None
     _index: torch.Tensor | None = None  # That of the batch that is trained.
     _has_recorded = False
     _batches_left: int
@@ -196,7 +196,10 @@ class LossRecording(_Base):
         """Record the losses of a batch, and return its loss with the weights of the plan."""
         self._has_recorded = True
         weights = self.pruner.plan.weights
-        watched = self._logits_and_labels(passes, inputs) if self._watch_labels else ()
+        uses_labels = self.pruner.policy.needs_ranking and self._watch_labels is None
+        watched: tuple[torch.Tensor, ...] = ()
+        if self._watch_labels or uses_labels:
+            watched = self._logits_and_labels(passes, inputs)
         if weights is None and not self.pruner.policy.needs_losses:
             self.pruner.record(index, torch.zeros(len(index)), *watched)
             return loss
@@ -219,15 +222,19 @@ class LossRecording(_Base):
         added = self.pruner.weighted(index, losses) - losses
         return loss + (self._shares(index, inputs, num_items) * added).sum()
 
-    def _logits_and_labels(
-        self, passes: ForwardPasses, inputs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the logits and the labels of a batch, shape (B, C) and (B,)."""
+    def _logits_and_labels(self, passes: ForwardPasses, inputs: Any) -> tuple[torch.Tensor, ...]:
+        """Return the logits and the labels of a batch, shape (B, C) and (B,); or nothing.
+
+        Raises:
+            InputError: They are to be watched, and this is no classifier with one label per sample.
+        """
         logits = named_logits(passes.trained)
         labels: Any = inputs.get(self._label_name)
         both = isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)
         classified = both and logits.ndim == 2 and logits.shape[1] > 1
         if not classified or labels.shape != logits.shape[:1]:
+            if not self._watch_labels:
+                return ()
             given = [tuple(getattr(part, "shape", ())) for part in (logits, labels)]
             raise InputError(
                 f"expected logits of shape (B, C) and labels of shape (B,) with watch_labels, got "

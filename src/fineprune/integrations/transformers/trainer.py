@@ -39,7 +39,8 @@ class PruningMixin(LossRecording, PlannedEpochs):
             the outputs of the model and the inputs with the labels. It is required with a
             ``compute_loss_func``, and for models whose losses are not known here.
         watch_labels: Whether to watch the labels of a classifier with one label per sample; see
-            ``pruner.watch``. With the policy ``fp.FullData``, this is all that happens.
+            ``pruner.watch``. With the policy ``fp.FullData``, this is all that happens. By default,
+            they are watched if the policy uses them, as ``fp.Adaptive`` does.
         kwargs: Keyword arguments of the ``Trainer``.
 
     Attributes:
@@ -58,7 +59,7 @@ class PruningMixin(LossRecording, PlannedEpochs):
         *args: Any,
         pruning: Policy | Pruner,
         sample_losses: SampleLosses | None = None,
-        watch_labels: bool = False,
+        watch_labels: bool | None = None,
         **kwargs: Any,
     ) -> None:
         check_release()
