@@ -79,8 +79,9 @@ def main(
         loader.set_epoch(epoch)  # After a resume, the loader would begin with epoch 0.
         for index, (inputs, targets) in loader:
             with accelerator.accumulate(model):
-                losses = F.cross_entropy(model(inputs), targets, reduction="none")
-                accelerator.backward(pruner.record(index, losses))
+                logits = model(inputs)
+                losses = F.cross_entropy(logits, targets, reduction="none")
+                accelerator.backward(pruner.record(index, losses, logits, targets))
                 optimizer.step()
                 optimizer.zero_grad()
             if accelerator.sync_gradients:

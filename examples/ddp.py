@@ -54,8 +54,10 @@ def main(checkpoint: Path | None = None) -> tuple[torch.nn.Module, fp.Pruner, in
     loader = pruner.loader()  # 4
     for epoch in pruner.epochs():  # 5
         for index, (inputs, targets) in loader:  # 6
-            losses = F.cross_entropy(model(inputs.to(device)), targets.to(device), reduction="none")
-            pruner.record(index, losses).backward()  # 7
+            inputs, targets = inputs.to(device), targets.to(device)
+            logits = model(inputs)
+            losses = F.cross_entropy(logits, targets, reduction="none")
+            pruner.record(index, losses, logits, targets).backward()  # 7
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()

@@ -90,8 +90,10 @@ def main(
     taken = 0
     for epoch in pruner.epochs():
         for index, (inputs, targets) in loader:
-            losses = F.cross_entropy(model(inputs.to(device)), targets.to(device), reduction="none")
-            pruner.record(index, losses).backward()
+            inputs, targets = inputs.to(device), targets.to(device)
+            logits = model(inputs)
+            losses = F.cross_entropy(logits, targets, reduction="none")
+            pruner.record(index, losses, logits, targets).backward()
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()

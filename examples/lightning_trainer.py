@@ -27,7 +27,9 @@ class Classifier(pl.LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         x, y = batch
-        return record(self, F.cross_entropy(self.network(x), y, reduction="none"))  # 3
+        logits = self.network(x)
+        losses = F.cross_entropy(logits, y, reduction="none")
+        return record(self, losses, logits, y)  # 3
 
     def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
         x, y = batch

@@ -93,7 +93,9 @@ def main(folder: Path) -> float:
 
     for epoch in pruner.epochs():
         for number, (inputs, targets) in loader:
-            loss = pruner.record(number, F.cross_entropy(model(inputs), targets, reduction="none"))
+            logits = model(inputs)
+            losses = F.cross_entropy(logits, targets, reduction="none")
+            loss = pruner.record(number, losses, logits, targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
