@@ -331,6 +331,8 @@ COMMANDS = [
     ),
     # Plans.
     ("plan", "expected a recipe, or training.epochs="),
+    ("plan trainng.epochs=4", "or --save, got trainng.epochs=4"),
+    ("plan training.epochs=8 pruning.save=0.1 --save 0.3", "--save or pruning.save=0.1, got both"),
     (f"plan {QUICK} {QUICK}", "expected one recipe"),
     (f"plan {QUICK} --set pruning.policy=full", "expected a policy with a schedule"),
     ("plan training.epochs=10", "pruning.window"),

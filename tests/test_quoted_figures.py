@@ -1169,7 +1169,7 @@ NO_RESULTS = {
         "95 %",  # interval
     },
     CHOOSE: {"35 %", "30 %", "65 %", "5 %", "15 %", "0.154", "0.1"},
-    ADAPTIVE: {"35 %", "30 %", "20 %", "95 %", "7.5 %", "5 %"},
+    ADAPTIVE: {"35 %", "30 %", "20 %", "1.5", "95 %", "7.5 %", "5 %"},
     LABELS: {"30 %", "35 %"},
     # Thresholds and settings, and what the thresholds are between.
     ADVICE: {

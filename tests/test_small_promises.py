@@ -449,7 +449,7 @@ def test_a_training_that_begins_with_a_later_epoch_is_told_at_its_first_batch():
     pruner.start_epoch(1)
     with pytest.warns(RuntimeWarning, match="begins with epoch 1, .*: count epochs from 0"):
         pruner.record(pruner.sampler.order(), torch.ones(N))
-    forgotten = fp.Pruner(N, fp.FullData(4), batch_size=N)
+    forgotten = fp.Pruner(N, fp.Adaptive(4, 0, rates=[1] * 4), batch_size=N)
     forgotten.set_epoch(2)  # The state of the model was loaded, but not this one.
     with pytest.warns(RuntimeWarning, match="begins with epoch 2, .*: load the pruner's state"):
         forgotten.record(forgotten.sampler.order(), torch.ones(N))

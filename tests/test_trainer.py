@@ -388,6 +388,13 @@ def test_loader_workers_and_a_second_training_change_nothing(tmp_path):
         ({"per_device_train_batch_size": 4}, "a Pruner with batch_size=4 .* make a new trainer"),
         ({"seed": 7}, "expected seed=42, .* got 7: make a new trainer"),
         ({"warmup_steps": 5}, "expected warmup_steps=0, .* got 5: make a new trainer"),
+        (
+            {"lr_scheduler_type": transformers.SchedulerType.COSINE},
+            "lr_scheduler_type=constant, .* got cosine: make a new",
+        ),
+        ({"max_steps": 7}, "expected max_steps=-1, .* got 7: make a new trainer"),
+        ({"auto_find_batch_size": True}, "expected auto_find_batch_size=False"),
+        ({"lr_scheduler_kwargs": {}}, None),
         ({"learning_rate": 0.01}, None),
     ],
 )

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -106,6 +106,9 @@ def plan(
     check_at_least("--overhead", overhead, 0)
     changed = all_changes(changes, more)
     if save is not None:
+        named = ("pruning.policy=", "pruning.save=")
+        if other := next((change for change in changed if change.startswith(named)), None):
+            raise InputError(f"expected --save or {other}, got both: leave one out")
         changed += ["pruning.policy=adaptive", f"pruning.save={save}"]
     recipe = _recipe(file, changed)
     if svg is not None:
@@ -143,6 +146,9 @@ def _recipe(file: Path | None, changes: list[str]) -> Recipe:
         return read_recipe(file, changes)
     if not any(change.startswith("training.epochs=") for change in changes):
         raise InputError(
-            "expected a recipe, or training.epochs=... and a schedule or --save, got neither"
+            f"expected a recipe, or training.epochs=... and a schedule or --save, got "
+            f"{' '.join(changes) or 'neither'}"
         )
-    return make_recipe({"pruning": {"policy": "fine-pruning", "prune": 0.25}}, changes)
+    usual: dict[str, Any] = {"policy": "fine-pruning", "prune": 0.25}
+    own = any(change.startswith("pruning.policy=") for change in changes)
+    return make_recipe({"pruning": {} if own else usual}, changes)

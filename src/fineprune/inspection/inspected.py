@@ -9,7 +9,6 @@ import numpy.typing as npt
 from fineprune.errors import InputError
 from fineprune.labels.advice import FullCost
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.runs.files import HISTORY
 from fineprune.runs.history import (
     History,
     needed_evidence,
@@ -18,7 +17,7 @@ from fineprune.runs.history import (
     read_history,
 )
 from fineprune.runs.run import Run, split_by, told_apart
-from fineprune.runs.training_set import TRAINING_SET, TrainingSet, read_training_set
+from fineprune.runs.training_set import TrainingSet, read_training_set
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +109,7 @@ def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
 def _read(name: str, run: Run) -> Inspected:
     samples = run.summary.train_samples
     history = read_history(run.path, samples)
-    if history is None or not (run.path / HISTORY / TRAINING_SET).exists():
+    if history is None:
         raise InputError(
             f"expected the history of the samples in {run.path}, found none: train with "
             f"run.history = true and with data whose classes are known"

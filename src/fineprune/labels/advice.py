@@ -31,7 +31,7 @@ _TOO_FEW = 0.05
 _TOO_FEW_ANSWERED = 0.55
 
 # Before so many visits of each sample, the estimate of the number of wrong labels is too high, by
-# up to this factor after the first number of them.
+# up to this factor after the first number of them, and less after more.
 _EARLY, _ENOUGH = 10, 20
 _TOO_HIGH = 2.4
 
@@ -44,6 +44,11 @@ _MEANS = (
     ("The shorter schedule, fp.shorter(rates, save=0.35)", "-0.58 ±0.89", "-0.56 ±0.80"),
     ("Skipping what contradicts, fp.Adaptive(epochs, save=0.35)", "-0.56 ±0.65", "+0.18 ±0.63"),
     ("Skipping what is learned, fp.InfoBatch(epochs, save=0.35)", "-4.29 ±1.65", "-7.22 ±1.75"),
+)
+
+_UNLEARNED = (
+    " But by its losses, a class that is not learned looks wrong as well: compare the recall of "
+    "each class with that of full training before you rely on this."
 )
 
 _TOO_EARLY = "It is too early to say which means of saving fits best."
@@ -154,7 +159,8 @@ def advice_of(
         return [*sentences, _TOO_EARLY]
     share = wrong / samples
     if visits < _ENOUGH:  # It may be smaller, but nothing shows that the labels are correct.
-        share = max(share / _TOO_HIGH, min(share, _CORRECT))
+        too_high = _TOO_HIGH ** ((_ENOUGH - visits) / (_ENOUGH - _EARLY))
+        share = max(share / too_high, min(share, _CORRECT))
     best, *others = _means(share, cost)
     again = [_AGAIN] if share >= _NOISY else []
     return [*sentences, best, *again, *others]
@@ -173,6 +179,7 @@ def advice_of_losses(
             chance.
         cost: As for ``advice_of``.
     """
+    best, *others = _means(_NOISY if contradicting else 0.0, cost)
     found = "The samples whose losses stayed above chance are too few to be skipped"
     if contradicting:
         some = f"{contradicting:,} of {samples:,} samples ({contradicting / samples:.1%})"
@@ -181,10 +188,10 @@ def advice_of_losses(
         f"{found} (in each of their last {patience} epochs or, once most samples were learned, on "
         f"average). In the measurement below, these were 10.5 % of the samples after five epochs "
         f"with 30 % wrong labels, and 2.3 % with correct ones (one training each).",
-        "Correct labels look wrong if losses are weighted by class (record them without weights), "
-        "and if a class is not learned yet, such as a small one. For a classifier, give record the "
-        "logits and labels: they say more than losses, and no class is then skipped as a whole.",
-        *_means(_NOISY if contradicting else 0.0, cost),
+        "Correct labels look wrong if losses are weighted by class: record them without weights. "
+        "For a classifier, logits and labels say more than losses: give them to record.",
+        best + (_UNLEARNED if contradicting else ""),
+        *others,
     ]
 
 

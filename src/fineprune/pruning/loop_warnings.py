@@ -190,6 +190,8 @@ class LoopWarnings:
                 f"{cycle.behind}: begin with pruner.position.epoch, or loop over pruner.epochs()",
             )
         elif cycle.epoch and not (cycle.behind or cycle.from_first or cycle.in_loop):
+            if cycle.epoch > 1 and not self._policy.needs_losses:
+                return  # It trains what it would have trained after a resume.
             count = "count epochs from 0, or " if cycle.epoch == 1 else ""
             self._warn_once(
                 "first",

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Sampler
-from transformers import Trainer, TrainerCallback, TrainerState
+from transformers import SchedulerType, Trainer, TrainerCallback, TrainerState
 from transformers.utils import is_datasets_available
 
 from fineprune.errors import InputError, explaining
 from fineprune.integrations.learning_rates import give_rates
-from fineprune.integrations.transformers.checks import check_pruner, remedy_of_loader
+from fineprune.integrations.transformers.checks import (
+    check_arguments,
+    check_pruner,
+    remedy_of_loader,
+)
 from fineprune.integrations.transformers.losses import INDEX
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.learning_rates import stand_in_of
@@ -29,9 +33,6 @@ else:
 
 # The file of a checkpoint that holds the pruner's state.
 STATE_FILE = "pruner.pt"
-
-# The arguments that say how the learning rate changes.
-_SCHEDULE = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 
 # As in ``transformers``: so many steps are sorted by length together.
 _STEPS = 50
@@ -48,7 +49,7 @@ class PlannedEpochs(_Base):
     _created_lr_scheduler: bool
     _batches_left = 0
     _untrained: dict[str, Any] | None = None  # With it, each call of train() begins anew.
-    _seed_of_plan: int
+    _seed_of_plan: int | None  # None if the pruner was given.
     _schedule_of_rates: dict[str, Any] | None = None  # If the policy has the trainer's rates.
 
     def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,8 +90,11 @@ class PlannedEpochs(_Base):
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """Return what the ``Trainer`` does, with the epochs and steps of the policy."""
+        check_arguments(self)
         check_pruner(self)
-        self._check_unchanged("seed", self._seed_of_plan, self._seed_of_arguments())
+        if self._seed_of_plan is not None:
+            name = "seed" if self.args.data_seed is None else "data_seed"
+            self._check_unchanged(name, self._seed_of_plan, self._seed_of_arguments())
         values = list(super().set_initial_training_values(args, dataloader))
         self._check_length(dataloader, self.pruner.sampler.epoch)
         epochs, steps = self._epochs_and_steps()
@@ -145,8 +149,9 @@ class PlannedEpochs(_Base):
         if self._untrained is None:
             self._find_rates(max_steps)
             self._untrained = copy.deepcopy(self.pruner.state_dict())
-        for name, value in (self._schedule_of_rates or {}).items():
-            self._check_unchanged(name, value, getattr(self.args, name))
+        if self._schedule_of_rates is not None:
+            for name, value in self._schedule_of_arguments().items():
+                self._check_unchanged(name, self._schedule_of_rates[name], value)
         if resume_from_checkpoint is None:
             self.pruner.load_state_dict(copy.deepcopy(self._untrained))
             return 0, 0
@@ -226,6 +231,7 @@ class PlannedEpochs(_Base):
         policy, planned = self.pruner.policy, self._planned_steps()
         if not policy.without_rates:
             return
+        self._schedule_of_rates = self._schedule_of_arguments()
         if planned is not None and max_steps < planned:
             self._say(
                 f"fineprune: {policy.name} assumes a constant learning rate, since max_steps ends "
@@ -243,7 +249,6 @@ class PlannedEpochs(_Base):
         finally:
             self.optimizer, self.lr_scheduler, self._created_lr_scheduler = own
         self._say(give_rates(self.pruner, scheduler, "steps"))
-        self._schedule_of_rates = {name: getattr(self.args, name) for name in _SCHEDULE}
 
     def _say(self, line: str) -> None:
         if self.is_local_process_zero():
@@ -278,6 +283,15 @@ class PlannedEpochs(_Base):
         """Return the seed of the order of the samples."""
         seed: int = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return seed
+
+    def _schedule_of_arguments(self) -> dict[str, Any]:
+        """Return the arguments that say how the learning rate changes, and where it ends."""
+        schedule: dict[str, Any] = {"max_steps": self.args.max_steps}
+        if self.lr_scheduler is None or self._created_lr_scheduler:
+            schedule["lr_scheduler_type"] = SchedulerType(self.args.lr_scheduler_type).value
+            schedule["lr_scheduler_kwargs"] = dict(self.args.lr_scheduler_kwargs or {})
+            schedule["warmup_steps"] = self.args.warmup_steps
+        return schedule
 
     def _shape_of_plan(self) -> dict[str, Any]:
         """Return how the samples are grouped, as arguments of ``Pruner``."""

@@ -70,12 +70,12 @@ class PruningMixin(LossRecording, PlannedEpochs):
         check_arguments(self)
         warn_of_other_samples(self, kwargs.get("train_dataset"))
         check_sampler(self, super(PlannedEpochs, self)._get_train_sampler)
-        self._seed_of_plan = self._seed_of_arguments()
         if isinstance(pruning, Pruner):
-            self.pruner = pruning
+            self.pruner, self._seed_of_plan = pruning, None
         else:
-            shape = self._shape_of_plan()
-            self.pruner = Pruner(self.train_dataset, pruning, seed=self._seed_of_plan, **shape)
+            seed, shape = self._seed_of_arguments(), self._shape_of_plan()
+            self.pruner = Pruner(self.train_dataset, pruning, seed=seed, **shape)
+            self._seed_of_plan = seed
         check_pruner(self)
         self._planned_dataset = self.train_dataset
         self._sample_losses = sample_losses

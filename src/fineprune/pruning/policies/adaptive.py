@@ -46,8 +46,9 @@ _CONSISTENT_EPOCHS = 3
 # The losses of a class that is not learned are above chance, as those of a small class are while
 # predicting the large ones costs less. It would be skipped as a whole, and never learned. So none
 # of its samples is skipped for its loss if more than this share of them would be, and more than the
-# second number times the share of the other classes (docs/results/adaptive.md, "Small classes").
-_UNLEARNED_CLASS, _BESIDE_OTHERS = 0.5, 3.0
+# second number times the share of the other classes, which are as large if most labels are wrong
+# (docs/results/adaptive.md, "Small classes").
+_UNLEARNED_CLASS, _BESIDE_OTHERS = 0.5, 1.5
 
 
 class Adaptive(BudgetedPolicy):
@@ -73,7 +74,8 @@ class Adaptive(BudgetedPolicy):
 
        A class that is not learned looks wrong as a whole, such as a small one while predicting the
        large ones costs less. If logits are recorded, no sample of a class is therefore skipped for
-       its loss while more than half of them would be, and three times the share of the others.
+       its loss while more than half of them would be, and 1.5 times the share of the others. In
+       such an epoch, none is skipped as confused either, unless ``suspects_after`` is set.
     2. *The rest of the budget is saved where the learning rate is small.* If the rate falls in
        steps, an epoch keeps a number of samples in proportion to its rate. If the rate falls
        smoothly, epochs are shortened so that the rate, as a function of the steps, falls as
@@ -316,7 +318,8 @@ class Adaptive(BudgetedPolicy):
         count = len(self._streaks)
         self._confused = np.unpackbits(state["confused"].numpy(), count=count).view(np.bool_)
         self._consistent_epochs = state["consistent_epochs"]
-        self._spared = np.unpackbits(state["spared"].numpy(), count=count).view(np.bool_)
+        if "spared" in state:  # It is missing in states of earlier versions.
+            self._spared = np.unpackbits(state["spared"].numpy(), count=count).view(np.bool_)
         self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
         self._lengths = list(state["lengths"])
         self._chance = state["chance"]
@@ -368,7 +371,9 @@ class Adaptive(BudgetedPolicy):
         found = np.count_nonzero(often_above | contradicting)
         if self._above_means_wrong and found >= enough:
             contradicting |= self._above_chance() & ~self._spared
-        if np.count_nonzero(self._confused) >= enough:
+        # An unlearned class looks as if it was confused, too.
+        confusable = self.suspects_after is not None or not self._spared.any()
+        if confusable and np.count_nonzero(self._confused) >= enough:
             contradicting |= self._confused
         return contradicting
 
@@ -413,16 +418,15 @@ class Adaptive(BudgetedPolicy):
         Args:
             labels: The label of each sample, shape (N,), -1 if unknown.
         """
-        above = self._above_chance()
-        if self._earlier is not None:
-            above &= ~self._earlier
-        sizes = np.bincount(labels + 1)
-        numbers = np.bincount(labels[above] + 1, minlength=len(sizes))
+        above, places = self._above_chance(), labels + 1
+        counted = np.ones(len(labels), np.bool_) if self._earlier is None else ~self._earlier
+        sizes = np.bincount(places[counted], minlength=places.max() + 1)
+        numbers = np.bincount(places[counted & above], minlength=len(sizes))
         shares = numbers / sizes.clip(1)
         others = (numbers.sum() - numbers) / (sizes.sum() - sizes).clip(1)
         unlearned = (shares > _UNLEARNED_CLASS) & (shares > _BESIDE_OTHERS * others)
         unlearned[0] = False  # The samples without a label are no class.
-        self._spared = unlearned[labels + 1]
+        self._spared = unlearned[places]
 
     def _number_contradicting(self) -> int:
         return int(np.count_nonzero(self._contradicting()))
