@@ -258,13 +258,15 @@ def test_few_contradicting_samples_are_not_evidence_of_wrong_labels():
     assert (counts[0.21][::5] >= 7).all()
 
 
-def watched(labels, contradicting, epochs, with_logits=True):
+def watched(labels, contradicting, epochs, with_logits=True, consistent=False, earlier=None):
     """Train a network that takes some samples for another class, and return the pruner."""
-    pruner = fp.Pruner(len(labels), fp.Adaptive(12, 0, [1] * 12), batch_size=FIRST_BATCH)
+    policy = fp.Adaptive(12, 0, [1] * 12, earlier=earlier)
+    pruner = fp.Pruner(len(labels), policy, batch_size=FIRST_BATCH)
     for epoch in pruner.epochs():
         for index in pruner.sampler.order().split(FIRST_BATCH):
-            # Evenly for the other two, which is no consistent mistake.
-            other = (labels[index] + 1 + (index // 10 + epoch) % 2) % 3
+            # Evenly for the other two, which is no consistent mistake, or for one of them.
+            second = 0 if consistent else (index // 10 + epoch) % 2
+            other = (labels[index] + 1 + second) % 3
             seeming = torch.where(contradicting[index], other, labels[index])
             logits = F.one_hot(seeming, 3) * (4.0 if epoch else 0.0)
             losses = F.cross_entropy(logits, labels[index], reduction="none")
@@ -286,6 +288,19 @@ def test_a_class_that_is_not_learned_is_not_skipped_if_labels_are_recorded():
     resumed = fp.Pruner(200, fp.Adaptive(12, 0, [1] * 12), batch_size=FIRST_BATCH)
     resumed.load_state_dict(pruner.state_dict())
     assert resumed.policy.num_suspects() == 0
+    # It may look consistently confused, and as many samples of the other classes may be wrong.
+    assert watched(labels, unlearned, 8, consistent=True).policy.num_suspects() == 0
+    many = unlearned | (torch.arange(200) % 5 == 1) | (torch.arange(200) % 5 == 2)
+    assert watched(labels, many, 8).policy.num_suspects() == 80
+    # Suspects of an earlier training are skipped, and the others of their class are not.
+    some = unlearned & (torch.arange(200) % 20 == 0)
+    earlier = fp.LabelWatch(200, 3)
+    for _ in range(5):
+        seeming = torch.where(some, torch.arange(200) // 20 % 2, labels)
+        earlier.record(torch.arange(200), 4.0 * F.one_hot(seeming, 3), labels)
+    found = earlier.ranking().scores > 0
+    assert torch.equal(found, some)
+    assert watched(labels, unlearned, 8, earlier=earlier).policy.num_suspects() == 10
     # Half of a class may be wrong.
     half = torch.where(unlearned, torch.arange(200) % 20 == 0, torch.arange(200) % 7 == 0)
     assert watched(labels, half, 8).policy.num_suspects() == 10 + 26
