@@ -257,7 +257,10 @@ def test_a_run_stopped_inside_an_epoch_gives_the_same_bits_after_resuming(synchr
     served, undisturbed = synchronous
     terminate = functools.partial(signal.raise_signal, signal.SIGTERM)
     # Epochs have 4, 4, 3 and 3 updates.
-    with at_version(6, terminate), pytest.raises(Stopped, match=r"after \d updates?, and wrote a checkpoint$"):
+    with (
+        at_version(6, terminate),
+        pytest.raises(Stopped, match=r"after \d updates?, and wrote a checkpoint$"),
+    ):
         train(served, tmp_path / "parts")
     train(served, tmp_path / "parts", resume=True)
     assert torch.equal(weights(tmp_path / "parts"), weights(undisturbed))
