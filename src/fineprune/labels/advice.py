@@ -208,8 +208,8 @@ def _means(wrong: float, cost: FullCost | None) -> list[str]:
             "the labels first. With 30 % wrong labels, fp.Adaptive was 0.74 ±0.31 points above the "
             "best shorter training. In a ResNet-9 whose rate falls smoothly, it was 1.57 ±1.16 "
             "points above it after 30 epochs, and 3.69 ±1.26 after 60, each with its own rate. "
-            "Look at the first suspects before: if several answers are right rather than their "
-            "labels wrong, skipping them makes the network too sure of the others."
+            "Look at the first suspects before you do so: if their labels are not wrong, but one "
+            "of several right answers, skipping them makes the network too sure of the others."
         )
     else:
         best = (
@@ -224,7 +224,8 @@ def _means(wrong: float, cost: FullCost | None) -> list[str]:
             )
         best += (
             " A network that memorises its labels underestimates how many of them are wrong. Look "
-            "at the first suspects: if most of them are, skip what contradicts (fp.Adaptive)."
+            "at the first suspects: if most of their labels are wrong, skip what contradicts "
+            "(fp.Adaptive)."
         )
     costs = (_cost(shorter=shorter, cost=cost) for shorter in (True, False, False))
     return [
