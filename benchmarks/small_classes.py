@@ -9,20 +9,20 @@ the logits or only the losses. The test sets have correct labels. It takes a min
 
 import argparse
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.stats import t
 from table import markdown
 from torch import Tensor, nn
 
 import fineprune as fp
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.label_noise import symmetric_noise
+from fineprune.experiments.arm_table import mean_difference
 
 SEEDS, EPOCHS, BATCH, RATE, SAVE = 5, 30, 64, 0.05, 0.35
 ARMS = ("full", "shorter", "quarter", "logits", "losses")
@@ -117,9 +117,9 @@ def measured(model: nn.Module, x: Tensor, labels: Tensor) -> dict[str, float]:
 
 def difference(arm: Sequence[float], other: Sequence[float]) -> str:
     """Return the mean of paired differences, and half the width of its 95 % interval."""
-    values = np.array(arm) - np.array(other)
-    half = float(t.ppf(0.975, len(values) - 1)) * values.std(ddof=1) / len(values) ** 0.5
-    return f"{values.mean():+.2f} ±{half:.2f}"
+    made = mean_difference([one - beside for one, beside in zip(arm, other, strict=True)])
+    half = "" if made.half_width is None else f" ±{made.half_width:.2f}"
+    return f"{made.mean:+.2f}{half}"
 
 
 def table_of(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
@@ -130,9 +130,8 @@ def table_of(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
         row = [name]
         for metric, title, others in COLUMNS:
             shorter = [run[metric] for run in arms["shorter"]]
-            values = {arm: [run[metric] for run in arms[arm]] for arm in others}
-            row.append(f"{np.mean(shorter):.2f}")
-            row += [difference(each, shorter) for each in values.values()]
+            row.append(f"{statistics.fmean(shorter):.2f}")
+            row += [difference([run[metric] for run in arms[arm]], shorter) for arm in others]
             if not rows:
                 headers += [f"{title} of `shorter`", *(TITLES[arm] for arm in others)]
         rows.append(row)

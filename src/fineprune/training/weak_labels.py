@@ -32,6 +32,11 @@ class WeakLabels:
     whole: npt.NDArray[np.int64]
     digest: str | None
 
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """The labels of these images; int64, shape (M,)."""
+        return self.whole[self.index]
+
 
 def weak_labels(
     settings: DataSettings,

@@ -149,7 +149,7 @@ class PlannedEpochs(_Base):
         if self._untrained is None:
             self._find_rates(max_steps)
             self._untrained = copy.deepcopy(self.pruner.state_dict())
-        if self._schedule_of_rates is not None:
+        elif self._schedule_of_rates is not None:
             for name, value in self._schedule_of_arguments().items():
                 self._check_unchanged(name, self._schedule_of_rates[name], value)
         if resume_from_checkpoint is None:

@@ -196,10 +196,10 @@ class LossRecording(_Base):
         """Record the losses of a batch, and return its loss with the weights of the plan."""
         self._has_recorded = True
         weights = self.pruner.plan.weights
-        uses_labels = self.pruner.policy.needs_ranking and self._watch_labels is None
-        watched: tuple[torch.Tensor, ...] = ()
-        if self._watch_labels or uses_labels:
-            watched = self._logits_and_labels(passes, inputs)
+        watch = self._watch_labels
+        if watch is None:
+            watch = self.pruner.policy.needs_ranking
+        watched = self._logits_and_labels(passes, inputs) if watch else ()
         if weights is None and not self.pruner.policy.needs_losses:
             self.pruner.record(index, torch.zeros(len(index)), *watched)
             return loss

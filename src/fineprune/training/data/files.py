@@ -147,4 +147,4 @@ def _chosen(
     whole = np.arange(len(index)) if kept is None else kept
     keys = index.keys() if settings.labels is not None else None
     weak = weak_labels(settings, index.labels, index.classes, whole, keys)
-    return weak.whole[weak.index], weak.index, held_out, weak
+    return weak.labels, weak.index, held_out, weak

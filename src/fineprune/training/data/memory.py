@@ -71,7 +71,7 @@ def load_images(recipe: Recipe) -> LoadedImages:
     weak = weak_labels(settings, given, train.classes, kept)
     if len(weak.index) < len(train):
         train = train.subset(torch.from_numpy(weak.index))
-    train = replace(train, labels=torch.from_numpy(weak.whole[weak.index]))
+    train = replace(train, labels=torch.from_numpy(weak.labels))
     augment = Augment(padding=padding, flip=flip)
     return LoadedImages(train, evaluated, augment, weak, given)
 
