@@ -9,11 +9,11 @@ the logits or only the losses. The test sets have correct labels. It takes a min
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from table import markdown
@@ -130,7 +130,7 @@ def table_of(found: dict[str, dict[str, list[dict[str, float]]]]) -> str:
         row = [name]
         for metric, title, others in COLUMNS:
             shorter = [run[metric] for run in arms["shorter"]]
-            row.append(f"{statistics.fmean(shorter):.2f}")
+            row.append(f"{np.mean(shorter):.2f}")
             row += [difference([run[metric] for run in arms[arm]], shorter) for arm in others]
             if not rows:
                 headers += [f"{title} of `shorter`", *(TITLES[arm] for arm in others)]
