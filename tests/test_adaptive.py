@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -258,10 +259,13 @@ def test_few_contradicting_samples_are_not_evidence_of_wrong_labels():
     assert (counts[0.21][::5] >= 7).all()
 
 
-def watched(labels, contradicting, epochs, with_logits=True, consistent=False, earlier=None):
+def watched(
+    labels, contradicting, epochs, with_logits=True, consistent=False, earlier=None, known=None
+):
     """Train a network that takes some samples for another class, and return the pruner."""
     policy = fp.Adaptive(12, 0, [1] * 12, earlier=earlier)
-    pruner = fp.Pruner(len(labels), policy, batch_size=FIRST_BATCH)
+    data = len(labels) if known is None else TensorDataset(labels, known)
+    pruner = fp.Pruner(data, policy, batch_size=FIRST_BATCH)
     for epoch in pruner.epochs():
         for index in pruner.sampler.order().split(FIRST_BATCH):
             # Evenly for the other two, which is no consistent mistake, or for one of them.
@@ -277,7 +281,7 @@ def watched(labels, contradicting, epochs, with_logits=True, consistent=False, e
     return pruner
 
 
-def test_a_class_that_is_not_learned_is_not_skipped_if_labels_are_recorded():
+def test_a_class_that_is_not_learned_is_not_skipped_if_labels_are_known():
     """A small class looks like wrong labels as long as predicting the large one costs less."""
     labels = torch.arange(200) % 2
     labels[::10] = 2
@@ -288,6 +292,10 @@ def test_a_class_that_is_not_learned_is_not_skipped_if_labels_are_recorded():
     resumed = fp.Pruner(200, fp.Adaptive(12, 0, [1] * 12), batch_size=FIRST_BATCH)
     resumed.load_state_dict(pruner.state_dict())
     assert resumed.policy.num_suspects() == 0
+    # The data set may say the labels, in any numbers; without a label, a sample is in no class.
+    for known, number in ((labels * 1000 - 999, 0), (labels * 2, 0), (labels * 0 - 1, 20)):
+        alone = watched(labels, unlearned, 8, with_logits=False, known=known)
+        assert alone.policy.num_suspects() == number
     # It may look consistently confused, and as many samples of the other classes may be wrong.
     assert watched(labels, unlearned, 8, consistent=True).policy.num_suspects() == 0
     many = unlearned | (torch.arange(200) % 5 == 1) | (torch.arange(200) % 5 == 2)

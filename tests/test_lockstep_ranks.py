@@ -208,6 +208,9 @@ DIFFERENT = {
     "seed": lambda rank, options: fp.Pruner(
         N, fp.FullData(2), seed=rank, batch_size=BATCH, **options
     ),
+    "label of each sample": lambda rank, options: fp.Pruner(
+        N, fp.FullData(2), labels=[rank] + [0] * (N - 1), batch_size=BATCH, **options
+    ),
     "policy": lambda rank, options: fp.Pruner(
         N, fp.Adaptive(4, save=0.3 + 0.1 * rank), batch_size=BATCH, **options
     ),

@@ -964,7 +964,7 @@ def quotes():
     parts = [one.suspects / one.wrong for one in memorised if one and one.suspects and one.wrong]
     yield ADVICE, "and {:.2f} to {:.2f} times in ones that do", (min(parts), max(parts))
     rare = small_classes("digits, five rare classes, 20 % wrong", "losses", "accuracy")
-    words = "was {:.2f} ±{:.2f} points below the shorter schedule if only losses were recorded"
+    words = "was {:.2f} ±{:.2f} points below the shorter schedule if only losses were known"
     yield ADAPTIVE, words, (-rare[0], rare[1])
     digits = [small_classes("digits, 30 % wrong", arm, "accuracy") for arm in ("quarter", "logits")]
     words = (

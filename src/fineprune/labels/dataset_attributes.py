@@ -115,7 +115,8 @@ def _values(given: Any) -> Any:
 def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
     """Return the class of each sample, int64, shape (N,); None if no whole numbers are given."""
     try:
-        labels = np.asarray(given_labels(dataset))
+        with torch.random.fork_rng(devices=[]):  # A transform may draw random numbers.
+            labels = np.asarray(given_labels(dataset))
     except Exception:  # Whatever a user's own function raises; ragged; on another device.
         return None
     whole_numbers = labels.dtype.kind in "iu" and labels.shape == (len(dataset),)

@@ -98,6 +98,7 @@ class LoopChecks:
         num_ranks: Number of ranks, each of which records a loss when this one does.
         sharded: Whether a framework is to divide the batches of the sampler over the ranks.
         numbering: A number that says which sample each index stands for; 0 if the data set does.
+        labels_digest: A number that is the same for equal labels; 0 if none are known.
         observes: Whether batches are trained elsewhere: in any order, and perhaps not all of them.
         ranks_compared: Whether ``compare_ranks`` has nothing to do any more.
     """
@@ -111,7 +112,7 @@ class LoopChecks:
         self.sharded = counts.shape.num_replicas < self.num_ranks
         self.replicas = replicas
         self.cycle = cycle
-        self.numbering = 0
+        self.numbering = self.labels_digest = 0
         self.observes = False
         self.ranks_compared = replicas.size == 1
 
@@ -177,6 +178,10 @@ class LoopChecks:
                     self.numbering,
                     "different ones number the samples differently, so let one rank make and save "
                     "it, and load it on all ranks",
+                ),
+                "label of each sample": (
+                    self.labels_digest,
+                    "give all ranks data sets with the same labels, or the Pruner labels=...",
                 ),
                 "seed": (seed, "seed anything else by the rank, such as augmentation or dropout"),
                 "policy": (

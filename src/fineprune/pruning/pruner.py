@@ -1,6 +1,7 @@
 """Pruner: decides which samples each epoch trains on, for a training loop of any kind."""
 
 import math
+import zlib
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -64,8 +65,10 @@ class Pruner(EpochLoop[EpochPlan]):
             indexes its own arrays with ``sampler.order()``.
         policy: The policy that chooses the samples. The pruner works on a copy of it that has
             learned nothing.
-        labels: The class of each sample, for a policy with the option ``keep_per_class``: integers,
-            shape (N,), as a sequence, an array or a tensor.
+        labels: The class of each sample: integers, shape (N,), as a sequence, an array or a tensor;
+            -1 if it is unknown. By default, what the data set has as ``targets`` or ``labels``, or
+            as the second of two tensors. ``keep_per_class`` needs it, and ``Adaptive`` spares
+            classes by it that are not learned, if no logits are recorded.
         seed: The seed of the order of the samples, as in ``DistributedSampler``, and of the random
             streams that break ties.
         batch_size: Number of samples per batch and rank. If it is given, the number of samples of
@@ -127,6 +130,8 @@ class Pruner(EpochLoop[EpochPlan]):
             num_replicas, rank = 1, 0
         num_replicas, rank = share_of_rank(replicas.size, replicas.rank, num_replicas, rank)
         shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
+        if labels is None and dataset is not None and policy.uses_labels:
+            labels = labels_of(dataset.dataset)
         self._options = AppliedOptions(policy.plan_options, num_samples, labels)
         self._asked_to_rescore = False
         cycle: EpochCycle[EpochPlan] = EpochCycle()
@@ -150,18 +155,18 @@ class Pruner(EpochLoop[EpochPlan]):
             batch_size=of_this_rank,
         )
         self._options.check_room(map(self.num_kept, range(policy.epochs)))
-        if self._policy.known_labels is not None:
-            self._compare_labels(labels)
+        if labels is not None:
+            self._take_labels(as_numbers("labels", labels).cpu())
         if log is not None:
             self.log(log)
 
-    def _compare_labels(self, labels: Any) -> None:
-        """Compare the labels with those by which samples are chosen, if the data set has labels."""
-        if labels is None and self._dataset is not None:
-            labels = labels_of(self._dataset.dataset)
-        if labels is not None:
-            every = torch.arange(self._num_samples)
-            warn_of_other_labels(self._policy.known_labels, every, as_numbers("labels", labels))
+    def _take_labels(self, labels: torch.Tensor) -> None:
+        """Give the policy the label of each sample, and compare them with what it has learned."""
+        numbers = labels.numpy()
+        self._policy.bind_labels(numbers)
+        self._checks.labels_digest = zlib.crc32(np.ascontiguousarray(numbers).data)
+        if self._policy.known_labels is not None:
+            warn_of_other_labels(self._policy.known_labels, torch.arange(len(labels)), labels)
             self._policy.known_labels = None  # It is said once.
 
     @property

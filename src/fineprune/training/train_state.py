@@ -191,10 +191,13 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     policy = recipe.policy()
     if recipe.pruning.other_run:
         check_same_samples(*recipe.pruning.other_run, data)
+    # A pruner reads those of the user's own data by itself, if there are any.
+    needed = policy.plan_options.keep_per_class > 0
+    labels = data.labels() if needed or (policy.uses_labels and not recipe.data.own) else None
     pruner = Pruner(
         data.train,
         policy,
-        labels=data.labels() if policy.plan_options.keep_per_class else None,
+        labels=labels,
         seed=recipe.run.seed,
         batch_size=recipe.training.batch_size * recipe.distributed.batches_per_update,
         accumulation=recipe.accumulation,

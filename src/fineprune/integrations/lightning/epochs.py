@@ -53,8 +53,7 @@ class DataPruning(pl.Callback):
         seed: The seed of the order of the samples. By default, the seed of the loader's
             ``DistributedSampler``, or else that of ``seed_everything``, or else 0. With two or more
             ranks, this default gives the order that Lightning alone has.
-        labels: The class of each sample, for a policy with the option ``keep_per_class``: integers,
-            shape (N,).
+        labels: The class of each sample, as for ``Pruner``; by default, those of the data set.
 
     Raises:
         InputError: A ``Pruner`` was given in place of a policy, or the policy needs losses of

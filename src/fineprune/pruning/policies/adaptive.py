@@ -73,9 +73,10 @@ class Adaptive(BudgetedPolicy):
        consistent mistakes.
 
        A class that is not learned looks wrong as a whole, such as a small one while predicting the
-       large ones costs less. If logits are recorded, no sample of a class is therefore skipped for
-       its loss while more than half of them would be, and 1.5 times the share of the others. In
-       such an epoch, none is skipped as confused either, unless ``suspects_after`` is set.
+       large ones costs less. If the labels are known, because logits are recorded or the pruner was
+       given them, no sample of a class is therefore skipped for its loss while more than half of
+       them would be, and 1.5 times the share of the others. In such an epoch, none is skipped as
+       confused either, unless ``suspects_after`` is set.
     2. *The rest of the budget is saved where the learning rate is small.* If the rate falls in
        steps, an epoch keeps a number of samples in proportion to its rate. If the rate falls
        smoothly, epochs are shortened so that the rate, as a function of the steps, falls as
@@ -189,6 +190,7 @@ class Adaptive(BudgetedPolicy):
         self._mostly_learned = False
         self._consistent_epochs = 0
         self._ranking: Ranking | None = None
+        self._labels: npt.NDArray[np.integer] | None = None
         self._spared: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
         # How long each epoch was, as a share of a full one; None for one that was not trained.
         self._lengths: list[float | None] = [None] * self.epochs
@@ -196,6 +198,13 @@ class Adaptive(BudgetedPolicy):
         self._confused: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
         self._chosen: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
         self._losses = EpochLosses(num_samples)
+
+    def bind_labels(self, labels: npt.NDArray[np.integer]) -> None:
+        """Keep the classes, in as few bytes as their number allows, for when no logits come."""
+        if self.needs_ranking:
+            classes, numbers = np.unique(labels, return_inverse=True)
+            numbers -= np.count_nonzero(classes < 0)
+            self._labels = numbers.clip(-1).astype(np.min_scalar_type(-len(classes)))
 
     def planned_numbers(self) -> list[int]:
         """Return how many samples each epoch keeps if only suspects of ``earlier`` contradict."""
@@ -254,9 +263,12 @@ class Adaptive(BudgetedPolicy):
         self._mostly_learned |= mean < _MOSTLY_LEARNED * self._chance
         self._losses.end_epoch()
         ranking, self._ranking = self._ranking, None
+        labels = self._labels
         if ranking is not None:
             self._note_confused(epoch, learned, ranking)
-            self._note_spared(ranking.labels.cpu().numpy())
+            labels = ranking.labels.cpu().numpy()
+        if labels is not None:
+            self._note_spared(labels)
         self._lengths[epoch] = steps / self._full_steps
 
     @property
@@ -412,13 +424,13 @@ class Adaptive(BudgetedPolicy):
         elif begins or self._confused.any():
             self._confused = ranking.confused.cpu().numpy()
 
-    def _note_spared(self, labels: npt.NDArray[np.int64]) -> None:
+    def _note_spared(self, labels: npt.NDArray[np.integer]) -> None:
         """Note the samples of classes that are not learned; see ``_UNLEARNED_CLASS``.
 
         Args:
             labels: The label of each sample, shape (N,), -1 if unknown.
         """
-        above, places = self._above_chance(), labels + 1
+        above, places = self._above_chance(), labels.astype(np.int64) + 1
         counted = np.ones(len(labels), np.bool_) if self._earlier is None else ~self._earlier
         sizes = np.bincount(places[counted], minlength=places.max() + 1)
         numbers = np.bincount(places[counted & above], minlength=len(sizes))

@@ -90,6 +90,12 @@ class Policy(ABC):
         self.plan_options = PlanOptions(**options)
 
     @property
+    def uses_labels(self) -> bool:
+        """Whether anything depends on the label of each sample, apart from recorded ones."""
+        known = self.known_labels is not None
+        return self.needs_ranking or known or self.plan_options.keep_per_class > 0
+
+    @property
     def epochs(self) -> int:
         """Number of training epochs."""
         return self._epochs
@@ -146,6 +152,13 @@ class Policy(ABC):
                 is not known, this is the number of ranks.
             steps_per_full_epoch: Number of steps of an epoch that trains all samples; 0 if each
                 rank has less than one batch and ``drop_last`` leaves it out.
+        """
+
+    def bind_labels(self, labels: npt.NDArray[np.integer]) -> None:  # noqa: B027
+        """Receive the label of each sample, after ``bind``, if the data set or the user gives them.
+
+        Args:
+            labels: Any integers, shape (N,); negative ones are unknown. The same on all ranks.
         """
 
     def bind_seed(self, seed: int) -> None:
