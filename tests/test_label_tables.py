@@ -518,3 +518,17 @@ def test_a_dropped_sample_is_left_out_by_its_key(tmp_path):
     path = tmp_path / "labels.csv"
     path.write_text("key,label\nb,drop\na,1\n")
     assert read_labels(path, ["x", "y"], 2, ("a", "b")).tolist() == [1, DROP]
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ("cafe\u0301.png,y", "key of a training sample"),
+        ("caf\u00e9.png,u\u0308", "name of a class"),
+    ],
+)
+def test_a_name_in_another_unicode_form_is_not_called_unknown(row, what, tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text(f"key,label\n{row}\nb,y\n", encoding="utf-8")
+    with pytest.raises(InputError, match=rf"{what} in line 2 .* in another Unicode form: write it"):
+        read_labels(path, ["y", "\u00fc"], 2, ("caf\u00e9.png", "b"))

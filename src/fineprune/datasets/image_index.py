@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import struct
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.datasets.download import unfinished
+from fineprune.datasets.image_set import in_another_form
 from fineprune.datasets.image_sources import Found, find_images, shards_of, stamp_of
 from fineprune.errors import MOST_DIGITS, InputError
 
@@ -94,11 +94,9 @@ class ImageIndex:
         numbers = {name: number for number, name in enumerate(classes)}
         for name, place in zip(self.classes, self.places, strict=True):
             if name not in numbers:
-                same = unicodedata.normalize("NFC", name)
-                known = {unicodedata.normalize("NFC", other) for other in classes}
                 advice = (
                     ", which the training set writes in another Unicode form: rename one of them"
-                    if same in known
+                    if in_another_form(name, classes)
                     else ""
                 )
                 raise InputError(

@@ -1,7 +1,8 @@
 """ImageSet: labelled images of one size in memory, as the files of a data set store them."""
 
 import difflib
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,11 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
     if text not in numbers:
         known = [*classes, *others]
         number_like = text.lstrip("-").isdecimal()  # A similar number is no guess.
+        if in_another_form(text, known):
+            raise InputError(
+                f"expected the name of a class in {place}, got {text!r}, which the training set "
+                f"writes in another Unicode form: write it as there"
+            )
         near = [] if number_like else difflib.get_close_matches(text, known, n=1)
         some = ", ".join(known if len(known) <= _MOST_NAMED else [*known[:_MOST_NAMED], "..."])
         raise InputError(
@@ -67,6 +73,15 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
                 f"without its zeros or the number of class {classes[number]}: write the name"
             )
     return number
+
+
+def in_another_form(text: str, others: Iterable[str]) -> bool:
+    """Return whether one of the others is the same text in another Unicode form.
+
+    Systems write letters with accents in different forms, which look alike.
+    """
+    same = unicodedata.normalize("NFC", text)
+    return any(other != text and unicodedata.normalize("NFC", other) == same for other in others)
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

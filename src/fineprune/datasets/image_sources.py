@@ -7,6 +7,7 @@ import math
 import os
 import re
 import stat
+import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -109,6 +110,15 @@ class _Labels:
 
     def finish(self) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.int32]]:
         """Return the sorted classes, the place of each, and the labels."""
+        composed: dict[str, str] = {}
+        for name in self.numbers:
+            other = composed.setdefault(unicodedata.normalize("NFC", name), name)
+            if other != name:
+                first, second = (self.places[self.numbers[each]] for each in (other, name))
+                raise InputError(
+                    f"expected one name for each class, got {name!r} in two Unicode forms, in "
+                    f"{first} and in {second}: rename one of them"
+                )
         if all(name.isascii() and name.isdigit() for name in self.numbers):
             # By their values, also those with more digits than Python converts.
             digits = {name: name.lstrip("0") for name in self.numbers}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.image_set import class_number
+from fineprune.datasets.image_set import class_number, in_another_form
 from fineprune.errors import MOST_DIGITS, InputError, explaining, shown
 
 # The label of an image that is left out of the training, in text files and in the result.
@@ -148,6 +148,11 @@ def _of_key(key: str, place: str, numbers: Mapping[str, int] | None) -> int:
             f"this training set have only their indices, so it was made for another one"
         )
     if key not in numbers:
+        if in_another_form(key, numbers):
+            raise InputError(
+                f"expected the key of a training sample in {place}, got {shown(key)}, which the "
+                f"training set writes in another Unicode form: write it as there"
+            )
         raise InputError(
             f"expected the key of a training sample in {place}, got {shown(key)}: the table was "
             f"made for another training set, or the file is gone"

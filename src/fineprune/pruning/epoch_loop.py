@@ -657,6 +657,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         for name, value in vars(self).items():
             setattr(made, name, copy.deepcopy(value, memo))
         made._cycle.let_go()
+        made._policy.forget_scheduler()
         made._checks.ranks_compared = True  # One rank may try a copy alone.
         return made
 

@@ -60,7 +60,8 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
 class FollowedScheduler:
     """Compares the rate of an optimizer with the one that its scheduler should have set.
 
-    Copies follow the same two, which stay the user's alone; another process follows none.
+    Copies of a policy follow the same two, which stay the user's alone; another process follows
+    none.
 
     Args:
         scheduler: A scheduler that is stepped once per epoch, or once per optimizer step.

@@ -70,6 +70,10 @@ class BudgetedPolicy(Policy):
         """Compare the optimizer's learning rate with that of the scheduler, if one was given."""
         return None if self._followed is None else self._followed.deviation(epochs, steps)
 
+    def forget_scheduler(self) -> None:
+        """Expect no rate of the optimizer; a copy keeps the rates themselves."""
+        self._followed = None
+
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates; see ``Pruner.set_rates``."""
         check_one_of("by", by, ("epochs", "steps"))

@@ -126,6 +126,9 @@ class Policy(ABC):
         """
         return None
 
+    def forget_scheduler(self) -> None:  # noqa: B027
+        """Expect no rate of the optimizer, since the pruner is a copy that may train another."""
+
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates of the training; see ``Pruner.set_rates``.
 
