@@ -27,9 +27,13 @@ pytest: $(INSTALLED)
 long: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
-# The tests of the frameworks, which `make test` skips unless they are installed.
+# The tests of the frameworks, which `make test` skips unless they are installed. fastai comes without
+# spaCy and torchvision: the tests need neither, and a torchvision of another build than torch breaks
+# other frameworks.
 integrations: $(INSTALLED)
 	$(INSTALL) --editable '.[lightning,accelerate,trl]' 'jsonargparse[signatures]' peft pytorch-ignite skorch keras
+	$(INSTALL) fastdownload fasttransform pandas
+	$(INSTALL) --no-deps fastai
 	$(COMPILE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_trl.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
 

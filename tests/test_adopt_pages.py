@@ -248,9 +248,15 @@ def test_the_length_of_the_loader_is_no_counter_of_steps_but_the_pruner_has_one(
     assert pruner.steps_left == 0
 
 
-# -- other trainers: a block of code each, which trains one epoch at a time ------------------------
+# -- other trainers: a block of code each ----------------------------------------------------------
 
-OTHERS = {"ignite": "ignite", "skorch": "skorch", "keras": "keras", "fabric": "lightning"}
+OTHERS = {
+    "fastai": "fastai",
+    "ignite": "ignite",
+    "skorch": "skorch",
+    "keras": "keras",
+    "fabric": "lightning",
+}
 
 
 def of_another_trainer():
@@ -284,6 +290,26 @@ def in_a_plain_loop():
     return of["model"].state_dict(), pruner
 
 
+def in_a_plain_loop_of_one_cycle():
+    """The same with the rates and momenta of fastai, which change in each step."""
+    cosine = importlib.import_module("fastai.callback.schedule").combined_cos
+    rate, momentum = cosine(0.25, 0.1 / 25, 0.1, 0.1 / 1e5), cosine(0.25, 0.95, 0.85, 0.95)
+    of = of_another_trainer()
+    policy = fp.Adaptive(EPOCHS, save=0.35, rates=lambda progress: rate(progress / EPOCHS))
+    pruner = fp.Pruner(of["train_set"], policy, batch_size=BATCH)
+    for epoch in pruner.epochs():
+        done = epoch / EPOCHS
+        for index, (x, y) in pruner.loader():
+            of["optimizer"].param_groups[0].update(lr=rate(done), momentum=momentum(done))
+            logits = of["model"](x)
+            pruner.record(index, F.cross_entropy(logits, y, reduction="none"))
+            F.cross_entropy(logits, y).backward()
+            of["optimizer"].step()
+            of["optimizer"].zero_grad()
+            done += 1 / (pruner.batches(epoch) * EPOCHS)
+    return of["model"].state_dict(), pruner
+
+
 @pytest.mark.parametrize("name", OTHERS)
 @ignores_warnings_of_frameworks
 def test_the_code_for_another_trainer_takes_the_steps_of_a_plain_loop(name, tmp_path, monkeypatch):
@@ -296,8 +322,10 @@ def test_the_code_for_another_trainer_takes_the_steps_of_a_plain_loop(name, tmp_
     names = of_another_trainer()
     exec(compile(found[name], "docs/adopt/others.md", "exec"), names)
 
-    weights, plain = in_a_plain_loop()
+    loop = in_a_plain_loop_of_one_cycle if name == "fastai" else in_a_plain_loop
+    weights, plain = loop()
     assert names["pruner"].steps_done == plain.steps_done == plain.total_steps()
+    assert names["pruner"].position == plain.position
     if name == "keras":  # It has other weights and an optimizer of its own.
         x, y = digits().tensors
         assert (names["network"](x).argmax(1) == y).float().mean() > 0.9
