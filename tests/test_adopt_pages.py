@@ -253,6 +253,7 @@ def test_the_length_of_the_loader_is_no_counter_of_steps_but_the_pruner_has_one(
 OTHERS = {
     "fastai": "fastai",
     "ignite": "ignite",
+    "monai": "monai",
     "skorch": "skorch",
     "keras": "keras",
     "fabric": "lightning",
