@@ -31,7 +31,7 @@ long: $(INSTALLED)
 # spaCy and torchvision: the tests need neither, and a torchvision of another build than torch breaks
 # other frameworks.
 integrations: $(INSTALLED)
-	$(INSTALL) --editable '.[lightning,accelerate,trl]' 'jsonargparse[signatures]' peft pytorch-ignite monai skorch keras
+	$(INSTALL) --editable '.[lightning,accelerate,trl]' 'jsonargparse[signatures]' peft pytorch-ignite monai mmengine skorch keras
 	$(INSTALL) fastdownload fasttransform pandas
 	$(INSTALL) --no-deps fastai
 	$(COMPILE)

@@ -254,6 +254,7 @@ OTHERS = {
     "fastai": "fastai",
     "ignite": "ignite",
     "monai": "monai",
+    "mmengine": "mmengine",
     "skorch": "skorch",
     "keras": "keras",
     "fabric": "lightning",
