@@ -167,6 +167,7 @@ def test_adaptive_gives_advice_from_losses_alone(high, best):
             pruner.record(index, torch.where(index < high, 2.0, 0.5))
     said = " ".join(pruner.summary()["advice"])
     assert f"Best here, as far as it was measured: {best}" in said
+    assert ("This is about classifiers." in said) == bool(high)
     if high:
         assert "90 of 600 samples (15.0%) stayed above chance" in said
 

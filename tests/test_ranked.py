@@ -109,6 +109,33 @@ def test_a_watch_gives_the_scores_and_the_number_of_suspects():
     assert set(policy.suspects()[0][:40].tolist()) == set(range(40))
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda watch: fp.Ranked(EPOCHS, watch, rates=RATES),
+        lambda watch: fp.Ranked(EPOCHS, watch, rates=RATES, suspects=20),
+        lambda watch: fp.Adaptive(EPOCHS, rates=RATES, earlier=watch),
+    ],
+)
+def test_suspects_of_a_class_that_was_not_learned_are_trained(policy):
+    labels = torch.arange(N) % 3
+    rare = torch.arange(N) % 20 == 7
+    logits = 6.0 * torch.nn.functional.one_hot(labels, 4).float()
+    labels[:20] = (labels[:20] + 1) % 3
+    labels[rare] = 3
+    watch = fp.LabelWatch(N, 4)
+    for _ in range(20):
+        watch.record(torch.arange(N), logits, labels)
+    assert watch.num_suspects() == 35
+    assert watch.ranking().unlearned.tolist() == [False, False, False, True]
+    pruner = fp.Pruner(N, policy(watch), batch_size=BATCH)
+    for _ in pruner.epochs():
+        assert set(np.flatnonzero(rare)) <= set(pruner.plan.kept.tolist())
+        assert len(pruner.plan.kept) < N
+        break
+    assert "suspects (3): the network has not learned" in " ".join(watch.advice())
+
+
 @pytest.mark.parametrize("moved", [0, 1])
 def test_the_watch_of_other_data_is_said_if_the_labels_are_recorded(moved):
     labels = torch.arange(N) % 4

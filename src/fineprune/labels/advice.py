@@ -35,8 +35,8 @@ _TOO_FEW_ANSWERED = 0.55
 _EARLY, _ENOUGH = 10, 20
 _TOO_HIGH = 2.4
 
-# So many pairs of classes are named.
-_PAIRS = 3
+# So many pairs of classes, and so many classes that were not learned, are named.
+_PAIRS, _NAMED = 3, 10
 
 # The means of saving: what it is, the share of its steps, and the accuracy minus that of full
 # training in points, with half the 95 % interval, with correct labels and with 30 % wrong ones.
@@ -49,6 +49,13 @@ _MEANS = (
 _UNLEARNED = (
     " But by its losses, a class that is not learned looks wrong as well: compare the recall of "
     "each class with that of full training before you rely on this."
+)
+
+_NO_CLASSES = (
+    "This is about classifiers. In a regression, and with several labels per sample, large "
+    "targets, events and rare labels have large losses, too, and a network that is trained without "
+    "them underestimates these: there, give fp.Adaptive evidence=1, with which no sample is "
+    "skipped for its loss."
 )
 
 _TOO_EARLY = "It is too early to say which means of saving fits best."
@@ -138,8 +145,8 @@ def advice_of(
         sentences.append(
             "Where the truth is known, the estimate was 0.86 to 1.22 times the true number after "
             "30 epochs of a network that hardly memorises its labels, and 0.14 to 0.97 times in "
-            "ones that do. Most of their suspects had wrong labels all the same, so look at the "
-            "first ones."
+            "ones that do, or far less on other data. Most of their suspects had wrong labels all "
+            "the same, so look at the first ones."
         )
     pairs = joint.clone().fill_diagonal_(0)
     largest = pairs.flatten().topk(min(_PAIRS, pairs.numel()))
@@ -151,6 +158,14 @@ def advice_of(
     ]
     if named:
         sentences.append(f"The most frequent ones: {', '.join(named)}.")
+    unlearned = [classes[number] for number in ranking.unlearned.nonzero().flatten().tolist()]
+    if unlearned:
+        some = [*unlearned[:_NAMED], *(["..."] if len(unlearned) > _NAMED else [])]
+        sentences.append(
+            f"Nearly all samples of some classes are suspects ({', '.join(some)}): the network has "
+            f"not learned these classes, and their labels are probably right. A training that "
+            f"skips the suspects of this one does not skip theirs."
+        )
     sentences.append(
         f"{part:.0%} of the samples were learned: their mean loss, in "
         f"which later visits count more, is below a tenth of that of chance."
@@ -188,6 +203,7 @@ def advice_of_losses(
         f"{found} (in each of their last {patience} epochs or, once most samples were learned, on "
         f"average). In the measurement below, these were 10.5 % of the samples after five epochs "
         f"with 30 % wrong labels, and 2.3 % with correct ones (one training each).",
+        *([_NO_CLASSES] if contradicting else []),
         "Correct labels look wrong if losses are weighted by class: record them without weights. "
         "For a classifier, logits and labels say more than losses: give them to record.",
         best + (_UNLEARNED if contradicting else ""),

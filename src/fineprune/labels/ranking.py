@@ -90,6 +90,12 @@ _FEW = 12
 # mistakes are taken to be equally frequent.
 _EVEN = 1 / 3
 
+# If at least this share of a class are suspects, and so many times the share of the other classes,
+# the class was not learned, and most of its labels are right. Of 35 such classes in 389 trainings
+# with small data sets, none had wrong labels. Where only half of a class were suspects, some had up
+# to half of their labels wrong.
+_NOT_LEARNED, _BESIDE_OTHERS = 2 / 3, 1.5
+
 # After 30 epochs of the trainings of docs/results/labels.md, one counts 1.4 to 3.2 times the true
 # number of wrong labels, because hard samples count, and five counts 0.2 to 0.6 times as many.
 _CONTRADICTS = 2.0
@@ -135,6 +141,29 @@ class Ranking:
     def num_suspects(self) -> int:
         """The estimated number of wrong labels, rounded."""
         return round(num_wrong(self.joint))
+
+    @property
+    def unlearned(self) -> Tensor:
+        """Which classes were not learned, so that nearly all of their samples are suspects.
+
+        Returns:
+            bool, shape (C,).
+        """
+        labels = self.labels[self.labels >= 0]
+        suspects = self.labels[self.scores > 0].bincount(minlength=len(self.joint))
+        sizes = labels.bincount(minlength=len(self.joint))
+        share = suspects / sizes.clamp(min=1)
+        others = (suspects.sum() - suspects) / (sizes.sum() - sizes).clamp(min=1)
+        return (share >= _NOT_LEARNED) & (share >= _BESIDE_OTHERS * others) & (sizes > 1)
+
+    @property
+    def to_skip(self) -> Tensor:
+        """Which samples to train without: the suspects of classes that were learned.
+
+        Returns:
+            bool, shape (N,).
+        """
+        return (self.scores > 0) & ~self.unlearned[self.labels]
 
     def suspects(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what ``LabelWatch.suspects`` does."""

@@ -14,8 +14,10 @@ def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> l
     Rates that fall in steps lose epochs at the last rate until one is left there, then at the rate
     before it, and so on; a warm-up before them stays as it is if epochs are left after it. Rates
     that fall smoothly become ``peak * (1 - u**2)``, where u rises from 0 at the largest rate to 1
-    at the end; a warm-up is shortened in proportion. On the first 10,000 images of CIFAR-10, these
-    were the best schedules of equal cost that we tried, apart from a larger rate.
+    at the end; a warm-up is shortened in proportion. They may then add up to more than those of a
+    schedule that falls steeply, and restarts are lost. A constant rate stays so. On the first
+    10,000 images of CIFAR-10, these were the best schedules of equal cost that we tried, apart from
+    a larger rate.
 
     Args:
         rates: The learning rate of each epoch of the full training: numbers, a function of the

@@ -103,15 +103,17 @@ class Adaptive(BudgetedPolicy):
             be suspects of ``earlier``, before any is skipped for its losses. The same share must be
             confused, or suspects of ``suspects_after``, before any is skipped for its label.
         earlier: The ``LabelWatch`` of an earlier training on the same samples and labels. Its
-            suspects are skipped from the first epoch on. Samples that this training finds by their
+            suspects are skipped from the first epoch on, except in classes that it has not learned
+            (``Ranking.unlearned``). Samples that this training finds by their
             losses are skipped only if wrong labels can be memorised: if the earlier training has
             learned the other samples (``Ranking.learned``), or if this one makes more passes over
             the data. They are never skipped if mistakes are in few pairs of classes
             (``Ranking.confused``).
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, which are as many as labels are estimated to be
-            wrong. Epochs in which hardly anything was learned change nothing. The training loop
-            must record logits. By default, only confused samples are skipped.
+            wrong, except in classes that are not learned. Epochs in which hardly anything was
+            learned change nothing. The training loop must record logits. By default, only confused
+            samples are skipped.
         chance: The loss of an untrained network, such as ``math.log(classes)``. By default, it is
             the mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
@@ -357,7 +359,7 @@ class Adaptive(BudgetedPolicy):
                 f"{type(watch).__name__}: to use scores of your own, give them to fp.Ranked"
             )
         ranking = watch.ranking()
-        self._earlier = (ranking.scores > 0).cpu().numpy()
+        self._earlier = ranking.to_skip.cpu().numpy()
         self._num_earlier = int(np.count_nonzero(self._earlier))
         if self._num_earlier == len(self._earlier):
             raise InputError("expected some samples that are not suspects, got none in earlier=...")
@@ -420,7 +422,7 @@ class Adaptive(BudgetedPolicy):
         begins = epoch + 1 >= self.patience and self._consistent_epochs >= _CONSISTENT_EPOCHS
         if self.suspects_after is not None and epoch + 1 >= self.suspects_after:
             if learned:
-                self._confused = (ranking.scores > 0).cpu().numpy()
+                self._confused = ranking.to_skip.cpu().numpy()
         elif begins or self._confused.any():
             self._confused = ranking.confused.cpu().numpy()
 

@@ -1,6 +1,7 @@
 """Ranked: skip the samples that another run ranks highest, from the first epoch on."""
 
 import hashlib
+import math
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -44,7 +45,8 @@ class Ranked(BudgetedPolicy):
         save: The share of the optimizer steps to save, in [0, 1).
         rates: The learning rate of each epoch, as for ``Adaptive``. The default is a constant rate.
         suspects: The number of suspects: a share in [0, 1), or a whole number below N. The default
-            is ``num_suspects()`` of the ``LabelWatch``; with other scores, it is required.
+            is ``num_suspects()`` of the ``LabelWatch``; with other scores, it is required. Samples
+            of classes that this training has not learned (``Ranking.unlearned``) are none.
         returning: The share of the suspects that is trained per epoch all the same.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
             part of the budget, so the other epochs are shortened more.
@@ -71,9 +73,11 @@ class Ranked(BudgetedPolicy):
         super().__init__(epochs, save, rates, returning, **options)
         if isinstance(scores, LabelWatch):
             ranking = scores.ranking()
-            suspects = ranking.num_suspects if suspects is None else suspects
+            unlearned = (ranking.scores > 0) & ~ranking.to_skip
+            if suspects is None:
+                suspects = max(ranking.num_suspects - int(unlearned.sum()), 0)
             self.known_labels = scores.labels()
-            scores = ranking.scores.cpu()
+            scores = ranking.scores.masked_fill(unlearned, -math.inf).cpu()
         self._scores = _checked_scores(scores)
         if suspects is None:
             raise InputError(
