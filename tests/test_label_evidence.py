@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fineprune.errors import InputError
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST, ClassShares
@@ -94,6 +95,23 @@ def test_a_buffer_is_added_when_it_is_full(monkeypatch):
         visits.append(int(evidence.visits[1]))
     # Four logits per batch: the first batch is added at once, then three batches together.
     assert visits == [1, 1, 1, 4, 4, 4, 7, 7]
+
+
+class WithoutIndexCopy(TorchDispatchMode):
+    """Has no ``index_copy``, like MPS with torch 2.6."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "index_copy" in str(func):
+            raise NotImplementedError(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("strongest", [None, 2])
+def test_the_sums_need_no_operation_that_mps_lacks(strongest):
+    evidence = Evidence(8, 4, strongest)
+    with WithoutIndexCopy():
+        record_and_flush(evidence, torch.arange(8), logits_of(0, 8, 4), labels_of(8, 4))
+    assert evidence.visits.tolist() == [1] * 8
 
 
 def test_rounding_does_not_accumulate_over_a_thousand_epochs():

@@ -65,13 +65,13 @@ class ClassShares:
             rows: Their distributions; float32, shape (n, C). They may be changed.
         """
         if self.others is None:
-            self.shares.index_copy_(0, index, rows.half())
+            self.shares[index] = rows.half()
             return
         own = rows.gather(1, labels[:, None])
         rows.scatter_(1, labels[:, None], -1.0)
         shares, others = rows.topk(self.others.shape[1], dim=1)
-        self.shares.index_copy_(0, index, torch.cat([own, shares], 1).half())
-        self.others.index_copy_(0, index, others.to(self.others.dtype))
+        self.shares[index] = torch.cat([own, shares], 1).half()
+        self.others[index] = others.to(self.others.dtype)
 
     def to(self, device: torch.device) -> None:
         """Move the numbers to another device."""

@@ -387,7 +387,8 @@ class Evidence:
         """
         numbers = torch.arange(len(index), dtype=torch.int32, device=self._device)
         place = torch.empty(self.num_samples, dtype=torch.int32, device=self._device)
-        place = place.index_copy_(0, index, numbers).index_select(0, index)
+        place[index] = numbers  # With torch 2.6, MPS has no ``index_copy_``.
+        place = place.index_select(0, index)
         if self._device.type == "cpu" and torch.equal(place, numbers):
             return visits  # Each sample occurs once, which is known here without waiting.
         return _Sums(
@@ -411,10 +412,10 @@ class Evidence:
     def _write(self, index: Tensor, labels: Tensor, sums: _Sums) -> None:
         """Replace the sums of some samples. If one occurs twice, both must have the same sums."""
         divisor = sums.weight.clamp(min=torch.finfo(torch.float32).tiny)
-        self.weight.index_copy_(0, index, sums.weight)
-        self.loss.index_copy_(0, index, sums.loss / divisor)
-        self.visits.index_copy_(0, index, sums.visits)
-        self.agreed.index_copy_(0, index, sums.agreed)
+        self.weight[index] = sums.weight
+        self.loss[index] = sums.loss / divisor
+        self.visits[index] = sums.visits
+        self.agreed[index] = sums.agreed
         self.shares.write(index, labels.clamp(min=0), sums.shares / divisor[:, None])
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
