@@ -1,6 +1,8 @@
 """The ranking of labels, beside a literal implementation of the rule that its module states."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,6 +161,13 @@ def test_parts_of_any_size_give_the_same_ranking(monkeypatch):
     parts = rank(evidence)
     assert torch.equal(whole.scores, parts.scores)
     assert torch.equal(whole.suggestions, parts.suggestions)
+
+
+def test_evidence_on_a_device_that_may_have_no_float64_is_ranked_on_the_cpu():
+    on_cpu = made_evidence([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [0, 1, 1], 2)
+    # PyTorch has no other device here that holds values, so this one only claims to.
+    elsewhere: Any = SimpleNamespace(labels=on_cpu.labels.to("meta"), on_cpu=lambda: on_cpu)
+    assert torch.equal(rank(elsewhere).scores, rank(on_cpu).scores)
 
 
 def learned_in(epochs, labels=None, classes=4):

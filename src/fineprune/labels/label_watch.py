@@ -164,7 +164,9 @@ class LabelWatch(Untraced):
         return self.ranking().suspects()
 
     def ranking(self) -> Ranking:
-        """Return the scores, suggestions and estimates together, on the device of the evidence.
+        """Return the scores, suggestions and estimates together.
+
+        They are on the device of the evidence if that is a CPU or a CUDA GPU, otherwise on the CPU.
 
         Raises:
             InputError: As for ``suspects``.

@@ -176,10 +176,10 @@ def rank(evidence: Evidence) -> Ranking:
     """Rank all samples by how much the evidence contradicts their labels, and count wrong labels.
 
     Args:
-        evidence: The evidence, which has been flushed. The ranking lies on its device, or on the
-            CPU if this has no float64.
+        evidence: The evidence, which has been flushed. The ranking lies on its device if that is a
+            CPU or a CUDA GPU. Others may have no float64, so theirs lies on the CPU.
     """
-    if evidence.labels.device.type == "mps":
+    if evidence.labels.device.type not in ("cpu", "cuda"):
         evidence = evidence.on_cpu()
     labels, own = labels_and_shares(evidence)
     known = labels >= 0
