@@ -156,6 +156,22 @@ def test_the_index_is_made_anew_if_a_folder_changes_and_not_otherwise(change, tm
     assert (first.digest == second.digest) == (change == "nothing")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_old_cache_file_is_not_mapped_when_it_is_replaced(tmp_path, monkeypatch):
+    def replace(partial, target):
+        assert str(target) not in Path("/proc/self/maps").read_text()  # as Windows demands
+        os.replace(partial, target)
+        replaced.append(target)
+
+    replaced: list[Path] = []
+    monkeypatch.setattr(Path, "replace", replace)
+    root = write_folder(tmp_path / "files", 4)
+    load_index(root)
+    touched(root / "dark")
+    load_index(root)
+    assert len(replaced) == 2
+
+
 def test_the_index_is_made_anew_if_a_list_or_a_shard_changes(tmp_path, scans):
     listed, shards = write_txt(tmp_path), write_shards(tmp_path / "shards", 4)
     for source, file in ((listed, listed), (shards, shards / "train-001.tar")):

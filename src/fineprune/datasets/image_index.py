@@ -207,6 +207,7 @@ def load_index(source: Path, digest: str | None = None, *, keep: bool = True) ->
                 source,
             )
             return ImageIndex(*known, file)
+    del known  # It maps the old file into memory, and Windows does not replace such a file.
     found = find_images(source)
     if found.ignored:
         _LOGGER.warning("%s: ignored %d files that are not images", source, found.ignored)
