@@ -130,7 +130,7 @@ def follow_training(worker: int) -> None:
 
     SIGTERM, SIGINT and SIGUSR1 have no effect, except a SIGTERM from the training itself. On
     systems without ``sigtimedwait``, which tells where a signal comes from, SIGTERM ends this
-    process.
+    process: at its end, a training may send SIGTERM to its processes and wait for them.
     """
     if hasattr(signal, "sigtimedwait"):
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
