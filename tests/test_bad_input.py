@@ -151,6 +151,11 @@ COMMANDS = [
     (f"train {QUICK} --set run.seed=18446744073709551616", "2^63 - 1, got 18446744073709551616"),
     (f"train {QUICK} --set run.device=meta", "auto, cpu, cuda, cuda:N or mps, got 'meta'"),
     (f"train {QUICK} --set run.device=cuda:99", "cuda:99"),
+    *(
+        []
+        if torch.backends.mps.is_available()
+        else [(f"train {QUICK} --set run.device=mps", "arguments from the 'MPS' backend\n")]
+    ),
     (
         f"train {QUICK} --set run.precision=float16",
         "one of auto, float32, bfloat16, got 'float16': did you mean 'bfloat16'",

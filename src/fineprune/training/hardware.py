@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fineprune.distributed.all_reduce import local_size
-from fineprune.errors import InputError, explaining
+from fineprune.errors import InputError, first_line
 from fineprune.runs.summary import Hardware
 from fineprune.training.recipe import Recipe
 
@@ -80,9 +80,14 @@ def describe(device: str, threads: int) -> Hardware:
 
 
 def _check_device(name: str) -> None:
-    expected = f"expected run.device to be auto, cpu or a device of this machine, got {name!r}"
-    with explaining(expected, (RuntimeError, AssertionError)):
+    try:
         torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = first_line(error).partition(". ")[0]  # A list of all backends may follow.
+        raise InputError(
+            f"expected run.device to be auto, cpu or a device of this machine, got {name!r}: "
+            f"{reason}"
+        ) from error
 
 
 def _has_fast_bfloat16(device: str) -> bool:
