@@ -7,9 +7,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import xml.dom.minidom
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_runs import made_summary
@@ -23,7 +25,11 @@ from fineprune.experiments.launched_run import launch
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.experiments.scale import scale
 from fineprune.experiments.scale_table import Scaled, loss_curve, read_scaling, scale_rows
-from fineprune.launch.follow_parent import PARENT_VARIABLE, follow_parent_if_told
+from fineprune.launch.follow_parent import (
+    PARENT_VARIABLE,
+    end_with_parent,
+    follow_parent_if_told,
+)
 from fineprune.report.scaling.figures import (
     draw_loss,
     draw_phases,
@@ -445,6 +451,15 @@ def test_a_run_whose_experiment_died_while_it_was_imported_ends(monkeypatch):
     monkeypatch.setenv(PARENT_VARIABLE, str(dead.pid))
     follow_parent_if_told(elsewhere=True)
     assert ended == [1]
+
+
+def test_a_run_whose_experiment_ends_follows_it_where_the_parent_keeps_its_number(monkeypatch):
+    ended = threading.Event()
+    gone = SimpleNamespace(is_alive=lambda: False)
+    monkeypatch.setattr("os._exit", lambda status: ended.set())
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: gone)
+    end_with_parent(os.getppid())  # This one is alive, as it seems to be on Windows.
+    assert ended.wait(5)
 
 
 def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():

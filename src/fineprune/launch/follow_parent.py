@@ -1,5 +1,6 @@
 """End this process when the one that started it ends, however that happens."""
 
+import multiprocessing
 import os
 import threading
 import time
@@ -15,9 +16,11 @@ def end_with_parent(parent: int) -> None:
     For processes that an experiment starts: if the experiment is killed, they must not go on
     training into a folder that its next start will use.
     """
+    started_by = multiprocessing.parent_process()  # None unless multiprocessing started this one.
 
     def watch() -> None:
-        while os.getppid() == parent:
+        # On Windows, the number of the parent stays the same when it has ended.
+        while os.getppid() == parent and (started_by is None or started_by.is_alive()):
             time.sleep(_POLL_SECONDS)
         os._exit(1)
 
