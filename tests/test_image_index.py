@@ -118,6 +118,38 @@ def test_folders_below_a_class_belong_to_it_and_other_files_are_counted(tmp_path
     ]
 
 
+WITH_ASCII = """
+import sys
+from pathlib import Path
+from fineprune.datasets.image_index import load_index
+from fineprune.errors import InputError
+
+index = load_index(Path(sys.argv[1]))
+print(ascii(index.classes), len(index.read(0)))
+try:
+    load_index(Path(sys.argv[2]))
+except InputError as error:
+    print(error)
+"""
+
+
+def test_names_of_classes_are_utf_8_whatever_the_locale(tmp_path):
+    write_folder(tmp_path / "files", 4)
+    (tmp_path / "files" / "dark").rename(tmp_path / "files" / "Äpfel")
+    (tmp_path / "list.csv").write_text("path,label\nfiles/Äpfel/0000.jpeg,0\n", encoding="utf-8")
+    said = subprocess.run(
+        [sys.executable, "-c", WITH_ASCII, tmp_path / "files", tmp_path / "list.csv"],
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    size = len(load_index(tmp_path / "files").read(0))
+    assert said[0] == f"('bright', '\\xc4pfel') {size}"
+    # Where the encoding of file names is ASCII, no file can be given this name.
+    assert not said[1:] or "cannot read it: 'ascii' codec" in said[1]
+
+
 def test_numbers_are_sorted_as_numbers_and_names_as_text(tmp_path):
     write_folder(tmp_path / "files", 2)
     name = f"files/bright/0000{image_bytes(0)[1]}"

@@ -280,7 +280,7 @@ def _read_list(path: Path) -> Found:
                     f"expected the image of {line} of {path} at {base / name}, found no file: give "
                     f"paths that are absolute or relative to the folder of the list"
                 )
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeError, csv.Error) as error:
         raise InputError(f"expected a list of images in {path}, cannot read it: {error}") from error
     if not len(paths.ends):
         raise InputError(f"expected images in {path}, got an empty list")
@@ -468,12 +468,11 @@ def _visible(folder: Path) -> "list[os.DirEntry[str]]":
 def _text(name: str, root: Path) -> str:
     """Return the name of a class folder, which is also written to files in UTF-8."""
     try:
-        name.encode("utf-8")
-    except UnicodeEncodeError as error:
+        return os.fsencode(name).decode("utf-8")
+    except UnicodeDecodeError as error:
         raise InputError(
             f"expected class folders with names in UTF-8 in {root}, got {name!r}"
         ) from error
-    return name
 
 
 def _folder_stamp(root: Path, name: str) -> list[Any]:
