@@ -20,6 +20,7 @@ from fineprune.distributed.parameter_servers.link import (
     join_store,
     open_store,
 )
+from fineprune.distributed.parameter_servers.worker import _use_loopback
 
 PATIENCE = 60.0  # seconds; only a test that fails waits this long
 BIG = WireFormat(16_000_000)  # 64 MB, which is more than the buffers of a connection hold
@@ -395,3 +396,15 @@ def test_nothing_listens_beyond_loopback(store, living):
         assert f"0100007F:{port:04X}" in found
         assert len(found) >= 2  # the store and the link
         assert all(address.startswith("0100007F:") for address in found)
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "used"), [("lo eth0", "lo"), ("lo0 en0", "lo0"), ("x", None)]
+)
+def test_a_group_on_one_machine_uses_the_loopback_interface(interfaces, used, monkeypatch):
+    variables = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+    kept = {name: value for name, value in os.environ.items() if name not in variables}
+    monkeypatch.setattr("os.environ", kept)
+    monkeypatch.setattr("socket.if_nameindex", lambda: list(enumerate(interfaces.split(), 1)))
+    _use_loopback()
+    assert [kept.get(name) for name in variables] == [used, used]

@@ -6,6 +6,7 @@ writes into a flat tensor, which DDP averages over the group, and sends this ten
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -246,9 +247,7 @@ class Worker:
 
     def _join_group(self, name: str) -> None:
         if self._host.startswith("127."):
-            # Otherwise, Gloo would listen on the address that the host name resolves to.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+            _use_loopback()
         seconds = self._rendezvous.timeout_seconds
         self._store = store = join_store(
             self._rendezvous.host, self._rendezvous.port, timeout_seconds=seconds
@@ -292,6 +291,14 @@ class Worker:
             losses.detach().float().cpu().numpy(),
             {name: rows.cpu().numpy() for name, rows in watched.items()},
         )
+
+
+def _use_loopback() -> None:
+    # Otherwise, Gloo would listen on the address that the host name resolves to.
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):  # on Linux and on macOS
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def _together(collective: Callable[[], Any]) -> None:
