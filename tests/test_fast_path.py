@@ -118,6 +118,15 @@ def test_a_tensor_as_learning_rate_gives_the_same_steps_and_is_kept_by_loading(n
     assert optimizer.param_groups[0]["lr"] is rate
 
 
+def test_the_end_of_an_epoch_waits_for_every_kind_of_device(monkeypatch):
+    waited = []
+    monkeypatch.setattr("torch.mps.synchronize", lambda: waited.append("mps"))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: waited.append(str(device)))
+    for name in ("cpu", "mps", "cuda:1"):
+        hardware.wait_for(torch.device(name))
+    assert waited == ["mps", "cuda:1"]
+
+
 @needs_gpu
 @pytest.mark.parametrize(
     ("compiling", "optimizer"), [("on", "sgd"), *(("off", name) for name in OPTIMIZERS)]

@@ -23,6 +23,7 @@ from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.experiments.cluster_costs import Costs
 from fineprune.training.epoch_served import with_absolute_paths
+from fineprune.training.hardware import wait_for
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.recipe import Recipe
 from fineprune.training.recipe_replica import RecipeReplica
@@ -84,8 +85,7 @@ def _steps(replica: RecipeReplica, samples: torch.Tensor) -> list[float]:
     device = next(replica.model.parameters()).device
 
     def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         return time.perf_counter()
 
     durations: list[float] = []

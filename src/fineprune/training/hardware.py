@@ -79,6 +79,14 @@ def describe(device: str, threads: int) -> Hardware:
     return Hardware(cpu=cpu, cores=available_cores(), threads=threads, device=device, gpu=gpu)
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done all that it was given; on a CPU, nothing waits."""
+    if device.type == "mps":
+        torch.mps.synchronize()  # It takes no device.
+    else:
+        torch.get_device_module(device).synchronize(device)
+
+
 def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)

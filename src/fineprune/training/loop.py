@@ -25,7 +25,7 @@ from fineprune.training.epoch_served import (
     served_training,
     train_epoch_on_servers,
 )
-from fineprune.training.hardware import resolved
+from fineprune.training.hardware import resolved, wait_for
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
 from fineprune.training.rescoring import rescore
@@ -133,8 +133,7 @@ def _train_epochs(
             counted = ("batch", "batches") if state.local else ("update", "updates")
             done = f"{totals.batches} {counted[totals.batches != 1]}"
             raise Stopped(number, f"in epoch {epoch + 1}, after {done}, and wrote a checkpoint")
-        if run.device.startswith("cuda"):  # Otherwise, the last steps would count as bookkeeping.
-            torch.cuda.synchronize(run.device)
+        wait_for(torch.device(run.device))  # Otherwise, the last steps would count as bookkeeping.
         end = end_of_epoch(state, epoch, totals)
         with totals.bookkeeping():
             rescore(state, epoch, totals)
