@@ -162,9 +162,9 @@ def advice_of(
     if unlearned:
         some = [*unlearned[:_NAMED], *(["..."] if len(unlearned) > _NAMED else [])]
         sentences.append(
-            f"Nearly all samples of some classes are suspects ({', '.join(some)}): the network has "
-            f"not learned these classes, and their labels are probably right. A training that "
-            f"skips the suspects of this one does not skip theirs."
+            f"Most samples of some classes are suspects ({', '.join(some)}): the network has not "
+            f"learned these classes, and their labels are probably right. A training that skips "
+            f"the suspects of this one does not skip these."
         )
     sentences.append(
         f"{part:.0%} of the samples were learned: their mean loss, in "

@@ -144,7 +144,7 @@ class Ranking:
 
     @property
     def unlearned(self) -> Tensor:
-        """Which classes were not learned, so that nearly all of their samples are suspects.
+        """Which classes were not learned, so that most of their samples are suspects.
 
         Returns:
             bool, shape (C,).

@@ -104,11 +104,10 @@ class Adaptive(BudgetedPolicy):
             confused, or suspects of ``suspects_after``, before any is skipped for its label.
         earlier: The ``LabelWatch`` of an earlier training on the same samples and labels. Its
             suspects are skipped from the first epoch on, except in classes that it has not learned
-            (``Ranking.unlearned``). Samples that this training finds by their
-            losses are skipped only if wrong labels can be memorised: if the earlier training has
-            learned the other samples (``Ranking.learned``), or if this one makes more passes over
-            the data. They are never skipped if mistakes are in few pairs of classes
-            (``Ranking.confused``).
+            (``Ranking.unlearned``). Samples that this training finds by their losses are skipped
+            only if wrong labels can be memorised: if the earlier training has learned the other
+            samples (``Ranking.learned``), or if this one makes more passes over the data. They are
+            never skipped if mistakes are in few pairs of classes (``Ranking.confused``).
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, which are as many as labels are estimated to be
             wrong, except in classes that are not learned. Epochs in which hardly anything was
