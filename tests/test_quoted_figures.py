@@ -964,6 +964,13 @@ def quotes():
     ]
     parts = [one.suspects / one.wrong for one in memorised if one and one.suspects and one.wrong]
     yield ADVICE, "and {:.2f} to {:.2f} times in ones that do", (min(parts), max(parts))
+    linear = tuned_difference("resnet9/long-linear", "fewer-epochs", FITS_TUNED, "shorter")
+    beside = tuned_difference(FITS_LONG, "adaptive", "resnet9/long-linear", "fewer-epochs")
+    words = "reached {:.2f} %. It was {:.2f} ±{:.2f} points above `shorter`, and `adaptive` {:.2f} "
+    figures = (accuracy("resnet9/long-linear", "fewer-epochs"), *linear, *beside)
+    yield FITS, words + "±{:.2f} above it", figures
+    other = tuned_difference("adaptive/linear-fewer", "fewer-epochs", LINEAR_WRONG, "shorter-2")
+    yield VARIANTS, "was {:.2f} ±{:.2f} points below `shorter` with the same", below(other)
     rare = small_classes("digits, five rare classes, 20 % wrong", "losses", "accuracy")
     words = "was {:.2f} ±{:.2f} points below the shorter schedule if only losses were known"
     yield ADAPTIVE, words, (-rare[0], rare[1])
