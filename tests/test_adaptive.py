@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -284,16 +284,23 @@ def watched(
 def test_a_class_that_is_not_learned_is_not_skipped_if_labels_are_known():
     """A small class looks like wrong labels as long as predicting the large one costs less."""
     labels = torch.arange(200) % 2
-    labels[::10] = 2
+    labels[::5] = 2
     unlearned = labels == 2
-    assert watched(labels, unlearned, 8, with_logits=False).policy.num_suspects() == 20
+    assert watched(labels, unlearned, 8, with_logits=False).policy.num_suspects() == 40
     pruner = watched(labels, unlearned, 8)
     assert pruner.policy.num_suspects() == 0
     resumed = fp.Pruner(200, fp.Adaptive(12, 0, [1] * 12), batch_size=FIRST_BATCH)
     resumed.load_state_dict(pruner.state_dict())
     assert resumed.policy.num_suspects() == 0
     # The data set may say the labels, in any numbers; without a label, a sample is in no class.
-    for known, number in ((labels * 1000 - 999, 0), (labels * 2, 0), (labels * 0 - 1, 20)):
+    # If each sample has a label of its own, no class is known.
+    every = torch.arange(200)
+    for known, number in (
+        (labels * 1000 - 999, 0),
+        (labels * 2, 0),
+        (labels * 0 - 1, 40),
+        (every, 40),
+    ):
         alone = watched(labels, unlearned, 8, with_logits=False, known=known)
         assert alone.policy.num_suspects() == number
     # It may look consistently confused, and as many samples of the other classes may be wrong.
@@ -310,8 +317,57 @@ def test_a_class_that_is_not_learned_is_not_skipped_if_labels_are_known():
     assert torch.equal(found, some)
     assert watched(labels, unlearned, 8, earlier=earlier).policy.num_suspects() == 10
     # Half of a class may be wrong.
-    half = torch.where(unlearned, torch.arange(200) % 20 == 0, torch.arange(200) % 7 == 0)
-    assert watched(labels, half, 8).policy.num_suspects() == 10 + 26
+    half = torch.where(unlearned, torch.arange(200) % 10 == 0, torch.arange(200) % 7 == 0)
+    assert watched(labels, half, 8).policy.num_suspects() == 20 + 23
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda labels: labels[::-1].copy()[::-1],
+        lambda labels: labels.astype(">i4"),
+        lambda labels: labels.astype(np.uint64) + 2**63,
+        torch.from_numpy,
+        list,
+    ],
+)
+def test_labels_are_taken_in_any_form(form):
+    labels = np.arange(200) % 3
+    pruner = fp.Pruner(200, fp.Adaptive(4), labels=form(labels))
+    assert vars(pruner.policy)["_labels"].unique().tolist() == [0, 1, 2]
+
+
+class Targets(Dataset[int]):
+    """A data set with an attribute that may be the class of each sample."""
+
+    def __init__(self, targets, target_transform=None):
+        self.targets = targets
+        self.target_transform = target_transform
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize(
+    ("data", "taken"),
+    [
+        (Targets([0, 1] * 100), True),
+        (Targets([0, 1] * 100, lambda label: 1 - label), True),
+        (Targets([0, 1] * 100, lambda label: int(torch.randint(10, ()))), False),
+        (Targets(torch.zeros(200, 4, 4, dtype=torch.int64)), False),
+        (Targets(["a", "b"] * 100), False),
+        (Targets([0.5, 1.0] * 100), False),
+        (Targets([0, 1]), False),
+    ],
+)
+def test_only_what_is_the_class_of_each_sample_is_taken_from_a_data_set(data, taken):
+    before = torch.get_rng_state()
+    found = vars(fp.Pruner(data, fp.Adaptive(4)).policy)["_labels"]
+    assert (found is not None) == taken
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_one_loss_below_chance_clears_a_sample():

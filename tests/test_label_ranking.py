@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import num_wrong, rank
+from fineprune.labels.ranking import num_wrong, of_unlearned_classes, rank
 
 
 def made_evidence(shares, labels, classes):
@@ -348,3 +348,19 @@ def test_equal_shares_favour_no_class():
     labels = [0, 1] * 20
     found = rank(made_evidence(np.full((40, 2), 0.5), labels, 2))
     assert torch.allclose(found.scores, found.scores[0].expand(40))
+
+
+def test_classes_that_look_wrong_as_a_whole_are_told_from_many_wrong_labels():
+    labels = torch.arange(160) % 16
+
+    def classes(marked, labels=labels, least=0.5):
+        return labels[of_unlearned_classes(labels, marked, least)].unique().tolist()
+
+    assert classes(labels < 3) == [0, 1, 2]
+    assert classes(labels < 12) == list(range(12))
+    assert classes((labels < 3) & (torch.arange(160) < 80)) == []
+    assert classes(torch.arange(160) < 120) == []
+    assert classes(labels < 3, torch.where(labels < 1, -1, labels)) == [1, 2]
+    # A few samples are no class.
+    assert classes(torch.arange(160) < 40, torch.arange(160)) == []
+    assert classes(labels < 0, torch.full((160,), -1)) == []

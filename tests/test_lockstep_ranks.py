@@ -230,6 +230,16 @@ def test_ranks_that_differ_are_refused_with_the_first_batch_of_any_policy(what):
     on_both_ranks(differently)
 
 
+def test_ranks_may_have_equal_labels_of_other_types():
+    def train(rank, options):
+        labels = np.arange(N, dtype=[np.int32, np.int64][rank])
+        train_one_epoch(
+            fp.Pruner(N, fp.FullData(2), labels=labels, batch_size=BATCH, **options), rank
+        )
+
+    on_both_ranks(train)
+
+
 def train_one_epoch(pruner, rank):
     for index in torch.tensor(list(pruner.sampler)).split(BATCH):
         pruner.record(index, losses_of(0, index, rank))

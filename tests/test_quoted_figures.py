@@ -510,9 +510,9 @@ def trained_again_after_long():
     yield AGAIN, "So {:.0f} to {:.0f} % of them are trained again", missed
 
 
-def small_classes(name, arm, metric, table="runs"):
+def small_classes(name, arm, metric):
     """The difference from ``shorter``, half the width of its interval, and ``shorter`` itself."""
-    runs = json.loads((RESULTS / "small-classes.json").read_text(encoding="utf-8"))[table][name]
+    runs = json.loads((RESULTS / "small-classes.json").read_text(encoding="utf-8"))["runs"][name]
     values, shorter = ([run[metric] for run in runs[one]] for one in (arm, "shorter"))
     made = mean_difference([one - other for one, other in zip(values, shorter, strict=True)])
     return made.mean, made.half_width, statistics.mean(shorter)
@@ -974,9 +974,6 @@ def quotes():
     rare = small_classes("digits, five rare classes, 20 % wrong", "losses", "accuracy")
     words = "was {:.2f} ±{:.2f} points below the shorter schedule if only losses were known"
     yield ADAPTIVE, words, (-rare[0], rare[1])
-    again = small_classes("digits, five rare classes", "earlier", "accuracy", "again")
-    words = "it was {:.2f} ±{:.2f} points below the shorter schedule ([five seeds]"
-    yield LABELS, words, (-again[0], again[1])
     digits = [small_classes("digits, 30 % wrong", arm, "accuracy") for arm in ("quarter", "logits")]
     words = (
         "it was {:.2f} ±{:.2f} points above `fp.shorter` with 65 %, and `Adaptive` {:.2f} ±{:.2f}"

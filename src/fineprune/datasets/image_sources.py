@@ -116,8 +116,8 @@ class _Labels:
             if other != name:
                 first, second = (self.places[self.numbers[each]] for each in (other, name))
                 raise InputError(
-                    f"expected one name for each class, got {name!r} in two Unicode forms, in "
-                    f"{first} and in {second}: rename one of them"
+                    f"expected one name for each class, got two Unicode forms of one: "
+                    f"{other!a} in {first} and {name!a} in {second}: rename one of them"
                 )
         if all(name.isascii() and name.isdigit() for name in self.numbers):
             # By their values, also those with more digits than Python converts.

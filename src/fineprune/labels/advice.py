@@ -158,13 +158,15 @@ def advice_of(
     ]
     if named:
         sentences.append(f"The most frequent ones: {', '.join(named)}.")
-    unlearned = [classes[number] for number in ranking.unlearned.nonzero().flatten().tolist()]
-    if unlearned:
-        some = [*unlearned[:_NAMED], *(["..."] if len(unlearned) > _NAMED else [])]
+    not_learned = ranking.labels[ranking.unlearned]
+    if len(not_learned):
+        names = [classes[number] for number in not_learned.unique().tolist()]
+        some = [*names[:_NAMED], *(["..."] if len(names) > _NAMED else [])]
+        number = int((ranking.scores[ranking.unlearned] > 0).sum())
         sentences.append(
-            f"Most samples of some classes are suspects ({', '.join(some)}): the network has not "
-            f"learned these classes, and their labels are probably right. A training that skips "
-            f"the suspects of this one does not skip these."
+            f"{number:,} of them are in classes that the network has not learned "
+            f"({', '.join(some)}), most of whose samples are suspects. This says little of their "
+            f"labels. A training that skips the suspects of this one does not skip these."
         )
     sentences.append(
         f"{part:.0%} of the samples were learned: their mean loss, in "
@@ -182,7 +184,12 @@ def advice_of(
 
 
 def advice_of_losses(
-    contradicting: int, samples: int, patience: int, cost: FullCost | None = None
+    contradicting: int,
+    samples: int,
+    patience: int,
+    cost: FullCost | None = None,
+    *,
+    has_classes: bool = False,
 ) -> list[str]:
     """Return sentences on which means of saving fits best, from losses alone.
 
@@ -193,6 +200,7 @@ def advice_of_losses(
         patience: The number of epochs in a row for which the loss of such a sample was above
             chance.
         cost: As for ``advice_of``.
+        has_classes: Whether each sample is known to have a class.
     """
     best, *others = _means(_NOISY if contradicting else 0.0, cost)
     found = "The samples whose losses stayed above chance are too few to be skipped"
@@ -203,7 +211,7 @@ def advice_of_losses(
         f"{found} (in each of their last {patience} epochs or, once most samples were learned, on "
         f"average). In the measurement below, these were 10.5 % of the samples after five epochs "
         f"with 30 % wrong labels, and 2.3 % with correct ones (one training each).",
-        *([_NO_CLASSES] if contradicting else []),
+        *([_NO_CLASSES] if contradicting and not has_classes else []),
         "Correct labels look wrong if losses are weighted by class: record them without weights. "
         "For a classifier, logits and labels say more than losses: give them to record.",
         best + (_UNLEARNED if contradicting else ""),

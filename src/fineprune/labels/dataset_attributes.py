@@ -112,15 +112,29 @@ def _values(given: Any) -> Any:
     return given.tolist() if hasattr(given, "tolist") else given
 
 
+def _transforms_labels(dataset: Any) -> bool:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return getattr(dataset, "target_transform", None) is not None
+
+
 def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
-    """Return the class of each sample, int64, shape (N,); None if no whole numbers are given."""
+    """Return the class of each sample, int64, shape (N,).
+
+    None if no whole numbers are given, or others each time, as by a random ``target_transform``.
+    """
     try:
         with torch.random.fork_rng(devices=[]):  # A transform may draw random numbers.
-            labels = np.asarray(given_labels(dataset))
+            given = given_labels(dataset)
+            again = given_labels(dataset) if _transforms_labels(dataset) else given
+        if np.ndim(given[0]):  # Such as masks, which are many numbers.
+            return None
+        labels = np.asarray(given)
+        same = again is given or np.array_equal(labels, np.asarray(again))
     except Exception:  # Whatever a user's own function raises; ragged; on another device.
         return None
     whole_numbers = labels.dtype.kind in "iu" and labels.shape == (len(dataset),)
-    return labels.astype(np.int64) if whole_numbers else None
+    return labels.astype(np.int64) if whole_numbers and same else None
 
 
 def keys_of(dataset: Any) -> tuple[str, ...] | None:

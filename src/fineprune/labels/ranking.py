@@ -90,11 +90,11 @@ _FEW = 12
 # mistakes are taken to be equally frequent.
 _EVEN = 1 / 3
 
-# If at least this share of a class are suspects, and so many times the share of the other classes,
-# the class was not learned, and most of its labels are right. Of 35 such classes in 389 trainings
-# with small data sets, none had wrong labels. Where only half of a class were suspects, some had up
-# to half of their labels wrong.
-_NOT_LEARNED, _BESIDE_OTHERS = 2 / 3, 1.5
+# Of a class that was not learned, more than this share are suspects. Beside them, so many times the
+# share of the other classes are, or nearly all, and they are at least so many: a few samples with
+# wrong labels are no class (docs/results/adaptive.md, "Small classes").
+_NOT_LEARNED = 2 / 3
+_BESIDE_OTHERS, _NEARLY_ALL, _FEWEST = 1.5, 0.95, 5
 
 # After 30 epochs of the trainings of docs/results/labels.md, one counts 1.4 to 3.2 times the true
 # number of wrong labels, because hard samples count, and five counts 0.2 to 0.6 times as many.
@@ -144,26 +144,26 @@ class Ranking:
 
     @property
     def unlearned(self) -> Tensor:
-        """Which classes were not learned, so that most of their samples are suspects.
-
-        Returns:
-            bool, shape (C,).
-        """
-        labels = self.labels[self.labels >= 0]
-        suspects = self.labels[self.scores > 0].bincount(minlength=len(self.joint))
-        sizes = labels.bincount(minlength=len(self.joint))
-        share = suspects / sizes.clamp(min=1)
-        others = (suspects.sum() - suspects) / (sizes.sum() - sizes).clamp(min=1)
-        return (share >= _NOT_LEARNED) & (share >= _BESIDE_OTHERS * others) & (sizes > 1)
-
-    @property
-    def to_skip(self) -> Tensor:
-        """Which samples to train without: the suspects of classes that were learned.
+        """Which samples belong to classes that were not learned, most of which are suspects.
 
         Returns:
             bool, shape (N,).
         """
-        return (self.scores > 0) & ~self.unlearned[self.labels]
+        return of_unlearned_classes(self.labels, self.scores > 0, _NOT_LEARNED)
+
+    @property
+    def to_skip(self) -> Tensor:
+        """Which suspects to train without: not those of classes that were not learned or are rare.
+
+        A class is rare if it has fewer than half as many samples as classes have on average. Its
+        hard samples are suspects more often than those of other classes, and are missed more.
+
+        Returns:
+            bool, shape (N,).
+        """
+        sizes = self.labels[self.labels >= 0].bincount(minlength=len(self.joint))
+        rare = sizes < _SMALL_PART * sizes.sum() / (sizes > 0).sum()
+        return (self.scores > 0) & ~self.unlearned & ~rare[self.labels]
 
     def suspects(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what ``LabelWatch.suspects`` does."""
@@ -238,6 +238,30 @@ def rank(evidence: Evidence) -> Ranking:
         answered=share_answered,
         by_heart=heart == 1,
     )
+
+
+def of_unlearned_classes(
+    labels: Tensor, marked: Tensor, least: float, counted: Tensor | None = None
+) -> Tensor:
+    """Return which samples belong to classes that look wrong as a whole; bool, shape (N,).
+
+    Args:
+        labels: The labels; int64, shape (N,), -1 if unknown.
+        marked: Which samples look wrong; bool, shape (N,).
+        least: More than this share of such a class are marked.
+        counted: Which samples count for the shares; bool, shape (N,). By default, all of them.
+    """
+    known = labels >= 0 if counted is None else (labels >= 0) & counted
+    classes = int(labels.max()) + 1
+    sizes = labels[known].bincount(minlength=classes)
+    numbers = labels[known & marked].bincount(minlength=classes)
+    shares = numbers / sizes.clamp(min=1)
+    others = (numbers.sum() - numbers) / (sizes.sum() - sizes).clamp(min=1)
+    beside = (_BESIDE_OTHERS * others).clamp(max=_NEARLY_ALL)
+    unlearned = (shares > least) & (shares > beside) & (sizes >= _FEWEST)
+    found = unlearned.new_zeros(len(labels))
+    found[labels >= 0] = unlearned[labels[labels >= 0]]
+    return found
 
 
 def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor, small: Tensor) -> Tensor:

@@ -114,8 +114,12 @@ def annealed_epochs(anneal: float, epochs: int) -> int:
     return math.ceil(anneal * epochs - _TINY)
 
 
-def _class_numbers(labels: Any, num_samples: int) -> Labels:
-    """Return the class of each sample as numbers from 0 without gaps, int64, shape (N,)."""
+def checked_labels(labels: Any, num_samples: int) -> npt.NDArray[np.integer]:
+    """Return the class of each sample as integers, shape (N,).
+
+    Raises:
+        InputError: The labels are no integers, or of another number.
+    """
     given = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
     # Numpy refuses lists of different lengths.
     with explaining("expected labels as integers of shape (N,)", ValueError):
@@ -128,8 +132,7 @@ def _class_numbers(labels: Any, num_samples: int) -> Labels:
         raise InputError(
             f"expected one label for each of {num_samples} samples, got {len(values)} labels"
         )
-    numbers: Labels = np.unique(values, return_inverse=True)[1].astype(np.int64)
-    return numbers
+    return values
 
 
 def _above(
@@ -145,22 +148,26 @@ class AppliedOptions:
     Args:
         options: The options of the policy.
         num_samples: Number of samples N in the data set.
-        labels: The class of each sample, for ``keep_per_class``: integers, shape (N,), as a
-            sequence, an array or a tensor.
+        labels: The class of each sample, for ``keep_per_class``: integers, shape (N,).
     """
 
-    def __init__(self, options: PlanOptions, num_samples: int, labels: Any = None) -> None:
+    def __init__(
+        self,
+        options: PlanOptions,
+        num_samples: int,
+        labels: npt.NDArray[np.integer] | None = None,
+    ) -> None:
         self._options = options
         self._num_samples = num_samples
-        given = None if labels is None else _class_numbers(labels, num_samples)
-        if options.keep_per_class and given is None:
+        if options.keep_per_class and labels is None:
             raise InputError(
                 f"expected Pruner(..., labels=...) with the class of each sample, since the policy "
                 f"has keep_per_class={options.keep_per_class}, got none"
             )
         # The class of each sample, and how many samples of each class every epoch trains.
         self._classes: tuple[Labels, npt.NDArray[np.int64]] | None = None
-        if options.keep_per_class and given is not None:
+        if options.keep_per_class and labels is not None:
+            given: Labels = np.unique(labels, return_inverse=True)[1].astype(np.int64)
             quotas = np.ceil(np.bincount(given) * options.keep_per_class - _TINY).astype(np.int64)
             self._classes = given, quotas
         # In how many epochs in a row each sample was skipped.

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number, warn_user
@@ -18,7 +19,7 @@ from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.loop_checks import check_batch
 from fineprune.pruning.loop_warnings import warn_of_other_labels
 from fineprune.pruning.plan import EpochPlan, check_plan
-from fineprune.pruning.plan_options import AppliedOptions
+from fineprune.pruning.plan_options import AppliedOptions, checked_labels
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner_state import (
     check_state,
@@ -132,6 +133,8 @@ class Pruner(EpochLoop[EpochPlan]):
         shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
         if labels is None and dataset is not None and policy.uses_labels:
             labels = labels_of(dataset.dataset)
+        if labels is not None:
+            labels = checked_labels(labels, num_samples)
         self._options = AppliedOptions(policy.plan_options, num_samples, labels)
         self._asked_to_rescore = False
         cycle: EpochCycle[EpochPlan] = EpochCycle()
@@ -156,17 +159,18 @@ class Pruner(EpochLoop[EpochPlan]):
         )
         self._options.check_room(map(self.num_kept, range(policy.epochs)))
         if labels is not None:
-            self._take_labels(as_numbers("labels", labels).cpu())
+            self._take_labels(labels)
         if log is not None:
             self.log(log)
 
-    def _take_labels(self, labels: torch.Tensor) -> None:
+    def _take_labels(self, labels: npt.NDArray[np.integer]) -> None:
         """Give the policy the label of each sample, and compare them with what it has learned."""
-        numbers = labels.numpy()
-        self._policy.bind_labels(numbers)
-        self._checks.labels_digest = zlib.crc32(np.ascontiguousarray(numbers).data)
+        self._policy.bind_labels(labels)
+        numbers = labels.astype(np.int64)  # In one form on all ranks.
+        self._checks.labels_digest = zlib.crc32(numbers.data)
         if self._policy.known_labels is not None:
-            warn_of_other_labels(self._policy.known_labels, torch.arange(len(labels)), labels)
+            every = torch.arange(self._num_samples)
+            warn_of_other_labels(self._policy.known_labels, every, torch.from_numpy(numbers))
             self._policy.known_labels = None  # It is said once.
 
     @property

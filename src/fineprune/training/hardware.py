@@ -91,7 +91,8 @@ def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        reason = first_line(error).partition(". ")[0]  # A list of all backends may follow.
+        # The second sentence may say what to do; a list of all backends may follow.
+        reason = ". ".join(first_line(error).split(". ")[:2])
         raise InputError(
             f"expected run.device to be auto, cpu or a device of this machine, got {name!r}: "
             f"{reason}"

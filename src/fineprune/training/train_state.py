@@ -191,9 +191,9 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     policy = recipe.policy()
     if recipe.pruning.other_run:
         check_same_samples(*recipe.pruning.other_run, data)
-    # A pruner reads those of the user's own data by itself, if there are any.
-    needed = policy.plan_options.keep_per_class > 0
-    labels = data.labels() if needed or (policy.uses_labels and not recipe.data.own) else None
+    labels = None
+    if policy.plan_options.keep_per_class or (policy.uses_labels and not recipe.data.own):
+        labels = data.labels()  # A pruner finds those of the user's own data, if there are any.
     pruner = Pruner(
         data.train,
         policy,

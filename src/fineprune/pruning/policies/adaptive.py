@@ -12,7 +12,7 @@ import torch
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.advice import FullCost, advice_of_losses
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.labels.ranking import Ranking
+from fineprune.labels.ranking import Ranking, of_unlearned_classes
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
@@ -45,10 +45,9 @@ _CONSISTENT_EPOCHS = 3
 
 # The losses of a class that is not learned are above chance, as those of a small class are while
 # predicting the large ones costs less. It would be skipped as a whole, and never learned. So none
-# of its samples is skipped for its loss if more than this share of them would be, and more than the
-# second number times the share of the other classes, which are as large if most labels are wrong
-# (docs/results/adaptive.md, "Small classes").
-_UNLEARNED_CLASS, _BESIDE_OTHERS = 0.5, 1.5
+# of its samples is skipped for its loss if more than this share of them would be, and many more
+# than of the other classes (docs/results/adaptive.md, "Small classes").
+_UNLEARNED_CLASS = 0.5
 
 
 class Adaptive(BudgetedPolicy):
@@ -103,14 +102,14 @@ class Adaptive(BudgetedPolicy):
             be suspects of ``earlier``, before any is skipped for its losses. The same share must be
             confused, or suspects of ``suspects_after``, before any is skipped for its label.
         earlier: The ``LabelWatch`` of an earlier training on the same samples and labels. Its
-            suspects are skipped from the first epoch on, except in classes that it has not learned
-            (``Ranking.unlearned``). Samples that this training finds by their losses are skipped
-            only if wrong labels can be memorised: if the earlier training has learned the other
-            samples (``Ranking.learned``), or if this one makes more passes over the data. They are
-            never skipped if mistakes are in few pairs of classes (``Ranking.confused``).
+            suspects are skipped from the first epoch on, except in classes that it has not learned,
+            or that are rare (``Ranking.to_skip``). Samples that this training finds by their losses
+            are skipped only if wrong labels can be memorised: if the earlier training has learned
+            the other samples (``Ranking.learned``), or if this one makes more passes over the data.
+            They are never skipped if mistakes are in few pairs of classes (``Ranking.confused``).
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, which are as many as labels are estimated to be
-            wrong, except in classes that are not learned. Epochs in which hardly anything was
+            wrong, except in such classes. Epochs in which hardly anything was
             learned change nothing. The training loop must record logits. By default, only confused
             samples are skipped.
         chance: The loss of an untrained network, such as ``math.log(classes)``. By default, it is
@@ -191,7 +190,7 @@ class Adaptive(BudgetedPolicy):
         self._mostly_learned = False
         self._consistent_epochs = 0
         self._ranking: Ranking | None = None
-        self._labels: npt.NDArray[np.integer] | None = None
+        self._labels: torch.Tensor | None = None
         self._spared: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
         # How long each epoch was, as a share of a full one; None for one that was not trained.
         self._lengths: list[float | None] = [None] * self.epochs
@@ -205,7 +204,8 @@ class Adaptive(BudgetedPolicy):
         if self.needs_ranking:
             classes, numbers = np.unique(labels, return_inverse=True)
             numbers -= np.count_nonzero(classes < 0)
-            self._labels = numbers.clip(-1).astype(np.min_scalar_type(-len(classes)))
+            fewest_bytes = np.min_scalar_type(-len(classes))
+            self._labels = torch.from_numpy(numbers.clip(-1).astype(fewest_bytes))
 
     def planned_numbers(self) -> list[int]:
         """Return how many samples each epoch keeps if only suspects of ``earlier`` contradict."""
@@ -267,9 +267,13 @@ class Adaptive(BudgetedPolicy):
         labels = self._labels
         if ranking is not None:
             self._note_confused(epoch, learned, ranking)
-            labels = ranking.labels.cpu().numpy()
+            labels = ranking.labels.cpu()
         if labels is not None:
-            self._note_spared(labels)
+            # Earlier suspects are skipped all the same.
+            counted = None if self._earlier is None else torch.from_numpy(~self._earlier)
+            marked = torch.from_numpy(self._above_chance())
+            spared = of_unlearned_classes(labels.long(), marked, _UNLEARNED_CLASS, counted)
+            self._spared = spared.numpy()
         self._lengths[epoch] = steps / self._full_steps
 
     @property
@@ -295,7 +299,9 @@ class Adaptive(BudgetedPolicy):
         if not 0 < self.patience <= epochs:
             return []
         found = self._number_contradicting()
-        return advice_of_losses(found, self._num_samples, self.patience, cost)
+        return advice_of_losses(
+            found, self._num_samples, self.patience, cost, has_classes=self._labels is not None
+        )
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments and a digest of earlier suspects, with which a state must agree."""
@@ -424,22 +430,6 @@ class Adaptive(BudgetedPolicy):
                 self._confused = ranking.to_skip.cpu().numpy()
         elif begins or self._confused.any():
             self._confused = ranking.confused.cpu().numpy()
-
-    def _note_spared(self, labels: npt.NDArray[np.integer]) -> None:
-        """Note the samples of classes that are not learned; see ``_UNLEARNED_CLASS``.
-
-        Args:
-            labels: The label of each sample, shape (N,), -1 if unknown.
-        """
-        above, places = self._above_chance(), labels.astype(np.int64) + 1
-        counted = np.ones(len(labels), np.bool_) if self._earlier is None else ~self._earlier
-        sizes = np.bincount(places[counted], minlength=places.max() + 1)
-        numbers = np.bincount(places[counted & above], minlength=len(sizes))
-        shares = numbers / sizes.clip(1)
-        others = (numbers.sum() - numbers) / (sizes.sum() - sizes).clip(1)
-        unlearned = (shares > _UNLEARNED_CLASS) & (shares > _BESIDE_OTHERS * others)
-        unlearned[0] = False  # The samples without a label are no class.
-        self._spared = unlearned[places]
 
     def _number_contradicting(self) -> int:
         return int(np.count_nonzero(self._contradicting()))

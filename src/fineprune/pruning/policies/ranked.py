@@ -45,8 +45,9 @@ class Ranked(BudgetedPolicy):
         save: The share of the optimizer steps to save, in [0, 1).
         rates: The learning rate of each epoch, as for ``Adaptive``. The default is a constant rate.
         suspects: The number of suspects: a share in [0, 1), or a whole number below N. The default
-            is ``num_suspects()`` of the ``LabelWatch``; with other scores, it is required. Samples
-            of classes that this training has not learned (``Ranking.unlearned``) are none.
+            is ``num_suspects()`` of the ``LabelWatch``; with other scores, it is required. Suspects
+            of classes that this training has not learned, or that are rare, are none
+            (``Ranking.to_skip``); to skip them, too, give ``watch.scores()``.
         returning: The share of the suspects that is trained per epoch all the same.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
             part of the budget, so the other epochs are shortened more.
@@ -73,11 +74,13 @@ class Ranked(BudgetedPolicy):
         super().__init__(epochs, save, rates, returning, **options)
         if isinstance(scores, LabelWatch):
             ranking = scores.ranking()
-            unlearned = (ranking.scores > 0) & ~ranking.to_skip
-            if suspects is None:
-                suspects = max(ranking.num_suspects - int(unlearned.sum()), 0)
+            kept = (ranking.scores > 0) & ~ranking.to_skip
+            suspects = ranking.num_suspects if suspects is None else suspects
+            if kept.any():
+                number = prune_count(checked_prune(suspects, "suspects"), len(kept), "suspects")
+                suspects = number - int(kept.cpu()[ranking.suspects()[0][:number]].sum())
             self.known_labels = scores.labels()
-            scores = ranking.scores.masked_fill(unlearned, -math.inf).cpu()
+            scores = ranking.scores.masked_fill(kept, -math.inf).cpu()
         self._scores = _checked_scores(scores)
         if suspects is None:
             raise InputError(
