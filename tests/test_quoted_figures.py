@@ -969,6 +969,10 @@ def quotes():
     words = "reached {:.2f} %. It was {:.2f} ±{:.2f} points above `shorter`, and `adaptive` {:.2f} "
     figures = (accuracy("resnet9/long-linear", "fewer-epochs"), *linear, *beside)
     yield FITS, words + "±{:.2f} above it", figures
+    other = tuned_difference("resnet9/wrong-linear", "fewer-epochs", FITS_WRONG, "shorter")
+    reached = accuracy("resnet9/wrong-linear", "fewer-epochs")
+    words = "reached {:.2f} %. It was {:.2f} ±{:.2f} points below `shorter`"
+    yield FITS, words, (reached, *below(other))
     other = tuned_difference("adaptive/linear-fewer", "fewer-epochs", LINEAR_WRONG, "shorter-2")
     yield VARIANTS, "was {:.2f} ±{:.2f} points below `shorter` with the same", below(other)
     rare = small_classes("digits, five rare classes, 20 % wrong", "losses", "accuracy")
