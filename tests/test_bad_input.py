@@ -154,7 +154,7 @@ COMMANDS = [
     *(
         []
         if torch.backends.mps.is_available()
-        else [(f"train {QUICK} --set run.device=mps", "arguments from the 'MPS' backend\n")]
+        else [(f"train {QUICK} --set run.device=mps", "(if using custom build)\n")]
     ),
     (
         f"train {QUICK} --set run.precision=float16",
