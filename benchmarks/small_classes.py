@@ -99,9 +99,10 @@ def train(case: Case, arm: str, seed: int) -> dict[str, float]:
     elif arm in ("earlier", "ranked"):
         short = rates_of(FIRST_EPOCHS)
         watch = fit(case, fp.FullData(FIRST_EPOCHS), short, seed)[1].watch
-        policy = fp.Ranked(EPOCHS, watch, SAVE, rates)
         if arm == "earlier":
             policy = fp.Adaptive(EPOCHS, SAVE, rates, earlier=watch)
+        else:
+            policy = fp.Ranked(EPOCHS, watch, SAVE, rates)
     model, _ = fit(case, policy, rates, seed, with_logits=arm != "losses")
     return measured(model, case.test_x, case.test_labels)
 

@@ -51,12 +51,12 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
     numbers |= {name: number for number, name in enumerate(classes)}
     if text not in numbers:
         known = [*classes, *others]
-        number_like = text.lstrip("-").isdecimal()  # A similar number is no guess.
         if in_another_form(text, known):
             raise InputError(
-                f"expected the name of a class in {place}, got {text!r}, which the training set "
-                f"writes in another Unicode form: write it as there"
+                f"expected the name of a class in {place}, got {shown(text)}, which the training "
+                f"set writes in another Unicode form: write it as there"
             )
+        number_like = text.lstrip("-").isdecimal()  # A similar number is no guess.
         near = [] if number_like else difflib.get_close_matches(text, known, n=1)
         some = ", ".join(known if len(known) <= _MOST_NAMED else [*known[:_MOST_NAMED], "..."])
         raise InputError(

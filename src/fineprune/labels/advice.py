@@ -158,11 +158,11 @@ def advice_of(
     ]
     if named:
         sentences.append(f"The most frequent ones: {', '.join(named)}.")
-    not_learned = ranking.labels[ranking.unlearned]
-    if len(not_learned):
-        names = [classes[number] for number in not_learned.unique().tolist()]
-        some = [*names[:_NAMED], *(["..."] if len(names) > _NAMED else [])]
-        number = int((ranking.scores[ranking.unlearned] > 0).sum())
+    unlearned = ranking.unlearned
+    if unlearned.any():
+        names = [classes[number] for number in ranking.labels[unlearned].unique().tolist()]
+        some = names if len(names) <= _NAMED else [*names[:_NAMED], "..."]
+        number = int((ranking.scores[unlearned] > 0).sum())
         sentences.append(
             f"{number:,} of them are in classes that the network has not learned "
             f"({', '.join(some)}), most of whose samples are suspects. This says little of their "

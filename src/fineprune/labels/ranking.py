@@ -162,8 +162,7 @@ class Ranking:
             bool, shape (N,).
         """
         sizes = self.labels[self.labels >= 0].bincount(minlength=len(self.joint))
-        rare = sizes < _SMALL_PART * sizes.sum() / (sizes > 0).sum()
-        return (self.scores > 0) & ~self.unlearned & ~rare[self.labels]
+        return (self.scores > 0) & ~self.unlearned & ~rare_classes(sizes)[self.labels]
 
     def suspects(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what ``LabelWatch.suspects`` does."""
@@ -185,8 +184,7 @@ def rank(evidence: Evidence) -> Ranking:
     known = labels >= 0
     classes = evidence.num_classes
     sizes = torch.bincount(labels[known], minlength=classes)
-    mean_size = sizes.sum() / (sizes > 0).sum()
-    small = sizes < (_SMALL_PART * mean_size).clamp(min=_SMALL_CLASS)
+    small = rare_classes(sizes) | (sizes < _SMALL_CLASS)
     threshold = thresholds(own[known], labels[known], sizes)
     clear = clear_counts(evidence, threshold, small)
     estimated = mistake_rates(clear, sizes)
@@ -240,6 +238,16 @@ def rank(evidence: Evidence) -> Ranking:
     )
 
 
+def rare_classes(sizes: Tensor) -> Tensor:
+    """Return which classes have fewer than half as many samples as classes have on average.
+
+    Args:
+        sizes: The number of samples with each label; int64, shape (C,). Classes without samples do
+            not count for the average.
+    """
+    return sizes < _SMALL_PART * (sizes.sum() / (sizes > 0).sum())
+
+
 def of_unlearned_classes(
     labels: Tensor, marked: Tensor, least: float, counted: Tensor | None = None
 ) -> Tensor:
@@ -251,17 +259,16 @@ def of_unlearned_classes(
         least: More than this share of such a class are marked.
         counted: Which samples count for the shares; bool, shape (N,). By default, all of them.
     """
-    known = labels >= 0 if counted is None else (labels >= 0) & counted
-    classes = int(labels.max()) + 1
-    sizes = labels[known].bincount(minlength=classes)
-    numbers = labels[known & marked].bincount(minlength=classes)
+    known = labels >= 0
+    used = known if counted is None else known & counted
+    classes = max(int(labels.max()) + 1, 1)
+    sizes = labels[used].bincount(minlength=classes)
+    numbers = labels[used & marked].bincount(minlength=classes)
     shares = numbers / sizes.clamp(min=1)
     others = (numbers.sum() - numbers) / (sizes.sum() - sizes).clamp(min=1)
     beside = (_BESIDE_OTHERS * others).clamp(max=_NEARLY_ALL)
     unlearned = (shares > least) & (shares > beside) & (sizes >= _FEWEST)
-    found = unlearned.new_zeros(len(labels))
-    found[labels >= 0] = unlearned[labels[labels >= 0]]
-    return found
+    return known & unlearned[labels]
 
 
 def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor, small: Tensor) -> Tensor:

@@ -109,9 +109,9 @@ class Adaptive(BudgetedPolicy):
             They are never skipped if mistakes are in few pairs of classes (``Ranking.confused``).
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, which are as many as labels are estimated to be
-            wrong, except in such classes. Epochs in which hardly anything was
-            learned change nothing. The training loop must record logits. By default, only confused
-            samples are skipped.
+            wrong, except in such classes. Epochs in which hardly anything was learned change
+            nothing. The training loop must record logits. By default, only confused samples are
+            skipped.
         chance: The loss of an untrained network, such as ``math.log(classes)``. By default, it is
             the mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
