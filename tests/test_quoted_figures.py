@@ -218,7 +218,7 @@ def wide_on_a_gpu():
     gained = [*interval("wrong", "adaptive", "shorter"), *interval("wrong", "adaptive", "full")]
     yield GPU, "{:.2f} ±{:.2f} points above `shorter` and {:.2f} ±{:.2f} above full", gained
     words = "{:.2f} ±{:.2f} points above `fp.shorter` and {:.2f} ±{:.2f} above full training"
-    yield README, words + ", which reached {:.2f} %", [*gained, *mean("wrong", "full")]
+    yield README, words, gained
     words = "`Adaptive` and `fp.shorter` both reached {:.2f} %, and full training {:.2f} %"
     yield README, words, mean("correct", "shorter", "full")
     yield README, words, mean("correct", "adaptive", "full")
@@ -228,8 +228,8 @@ def wide_on_a_gpu():
     again = [*interval("wrong", "ranked", "full"), *interval("wrong", "ranked", "shorter")]
     words = "{:.2f} ±{:.2f} points above the first one"
     yield AGAIN, words + " and {:.2f} ±{:.2f} above `shorter`", again
-    words = "was {:.2f} ±{:.2f} above `fp.shorter` with a full-size ResNet-9 and all of CIFAR-10, "
-    yield README, words + "and {:.2f} ±{:.2f} above the first training", (*again[2:], *again[:2])
+    words = "{:.2f} ±{:.2f} above `fp.shorter` and {:.2f} ±{:.2f} above the first training"
+    yield README, words, (*again[2:], *again[:2])
     words = "{:.2f} ±{:.2f} points above the first one, but {:.2f} ±{:.2f} below `shorter`"
     again = [*interval("asym", "ranked", "full"), *interval("asym", "shorter", "ranked")]
     yield AGAIN, words, again
@@ -263,13 +263,12 @@ def wide_on_a_gpu():
     ):
         number, *shares = found("asym", arm)
         yield GPU, words, (*shares, number)
-    number, precision, recall = found("wrong", "full")
-    words = "{:.0f} % of the {:,.0f} suspects of a training with 30 % wrong at random had a wrong"
-    yield README, words, (precision, number)
-    yield README, "and these were {:.0f} % of the wrong ones. If", (recall,)
-    number, precision, recall = found("asym", "full")
-    words = "it was {:.0f} % of {:,.0f} suspects, and {:.0f} % of the wrong ones, because"
-    yield README, words, (precision, number, recall)
+    _, *shares = found("wrong", "full")
+    words = "{:.0f} % of the suspects had a wrong label, and these were {:.0f} % of the wrong ones"
+    yield README, words, shares
+    _, *shares = found("asym", "full")
+    words = "it was {:.0f} % of the suspects, but only {:.0f} % of the wrong ones, because"
+    yield README, words, shares
 
 
 def of_the_paper_beside_shorter(residual):
@@ -452,12 +451,12 @@ def began_with_suspects():
     ranked = {name: beside(name, "ranked") for name in ("resnet9", "resnet18", "long")}
     one = f"{other} points above the first"
     gained = *beside("resnet9"), *beside("resnet18")
-    yield README, f"ResNet-9 was {one} one, and that of a thin ResNet-18 {other}, with", gained
+    yield README, f"ResNet-9 was {one} one, and that of a thin ResNet-18 {other}", gained
     yield LABELS, f"{one} training in a ResNet-9, and {other} in a thin", gained
     yield ADVICE, f"was {one} one in a ResNet-9, and {other} in a thin", gained
-    for page in (README, LABELS):
-        yield page, f"the ResNet-9 was {other} points below it", beside("correct")
-    words = f"after 60 epochs, it was {other} points above the first one, and {other} above `fp.sh"
+    for page, first in ((README, "its first training"), (LABELS, "it")):
+        yield page, f"the ResNet-9 was {other} points below {first}", beside("correct")
+    words = f"it was {other} points above it, and {other} above `fp.shorter`"
     yield README, words, (*beside("long"), *shorter["long"])
     yield LABELS, f"it was {other} points above a shorter schedule", shorter["long"]
     yield LABELS, f"and {other} above it with mistakes of a weaker network", shorter["weaker"]
@@ -791,7 +790,6 @@ def quotes():
     yield VARIANTS, "{:.2f} ±{:.2f} points above `shorter`; {:.2f} ±{:.2f} in", (*correct, *eight)
     again = "adaptive/linear-tuned"
     in_float32 = below(tuned_difference(again, "adaptive", LINEAR_WRONG, "full"))
-    yield README, "in float32 were {:.2f} ±{:.2f} below full training", in_float32
     told, thin = "adaptive/linear-suspects", "the thin ResNet-18 with 30 epochs and a linear rate"
     yield FITS, f"{thin} reached {{:.2f}} %", (accuracy(told, "adaptive"),)
     loss_of_suspects = below(tuned_difference(told, "adaptive", again, "adaptive"))
