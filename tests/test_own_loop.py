@@ -461,6 +461,14 @@ def test_losses_of_tokens_are_weighted_and_nothing_is_recorded():
     assert pruner.position == before
 
 
+def test_losses_of_tokens_are_weighted_by_the_index_of_each():
+    pruner = weighted_pruner()
+    index, text = pruner.plan.kept[:4], torch.tensor([0, 0, 1, 2, 2, 2, 3])
+    losses = torch.rand(7)
+    expected = losses * pruner.plan.weights[index][text]
+    assert torch.equal(pruner.weighted(index[text], losses), expected)
+
+
 def test_a_scalar_of_weighted_losses_may_replace_the_returned_one():
     pruner = weighted_pruner()
     for index, _ in pruner.loader():

@@ -752,6 +752,27 @@ def test_losses_below_zero_cannot_tell_what_was_learned():
     pruner.end_epoch()
 
 
+def test_losses_that_become_negative_skip_no_sample_from_then_on():
+    noisy = torch.arange(100) % 5 == 0
+    pruner = fp.Pruner(100, fp.Adaptive(EPOCHS, 0.3, [1.0] * EPOCHS, patience=1), batch_size=5)
+
+    def train():
+        largest = []
+        for epoch in pruner.epochs():
+            assert pruner.counts is not None
+            largest.append(int(pruner.counts.max()))
+            for index in pruner.sampler.order().split(5):
+                pruner.record(index, torch.where(noisy[index], 3.0, 1.0 - epoch))
+        return largest
+
+    with pytest.warns(RuntimeWarning, match=r"epoch 2 have a mean of .* patience=0") as warned:
+        largest = train()
+    assert len(warned) == 1
+    assert largest[2] > 0
+    assert not any(largest[3:])
+    assert pruner.policy.num_suspects() == 0
+
+
 def test_large_losses_are_ranked():
     pruner = fp.Pruner(N, fp.Adaptive(EPOCHS, 0.0), batch_size=N)
     for _ in pruner.epochs():

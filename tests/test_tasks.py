@@ -69,6 +69,13 @@ def test_ignored_pixels_do_not_lower_the_loss_of_an_image():
     assert usual.item() == pytest.approx(reduced[0].item())
 
 
+def test_no_class_of_a_mask_of_bytes_is_ignored_by_default():
+    losses, target = torch.rand(2, 4, 5), torch.randint(0, 256, (2, 4, 5))
+    target[0, 0] = 156  # -100 as a byte
+    expected = fp.reduce_pixels(losses, target)
+    assert torch.equal(fp.reduce_pixels(losses, target.to(torch.uint8)), expected)
+
+
 def test_tasks_are_added_sample_by_sample():
     one, two = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
     assert fp.reduce_tasks({"a": one, "b": two}).tolist() == [11, 22]

@@ -109,5 +109,8 @@ def _remedy(index: Tensor, logits: Tensor, labels: Tensor, num_classes: int) -> 
     if index.ndim == 0:
         return "give record the indices that fp.Indexed yields, not the number of the batch"
     if logits.ndim == 2 and logits.shape[1] != num_classes:
-        return f"give LabelWatch num_classes={logits.shape[1]}, as many as the network has"
+        return (
+            f"give LabelWatch num_classes={logits.shape[1]}, as many as the network has; a pruner "
+            f"has the number from its first batch, after which it must not change"
+        )
     return "give record one row of logits per sample"

@@ -842,8 +842,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 cycle.end(progress)
         if self.nonfinite:
             messages.append(
-                f"{self.nonfinite} losses of epoch {progress.plan.epoch} were NaN or infinite; "
-                f"they received no mark and were left out of the mean of their batch"
+                f"{self.nonfinite} losses of epoch {progress.plan.epoch} were NaN or infinite, "
+                f"and {self._policy.of_nonfinite}"
             )
         for message in messages:
             warn_user(message)

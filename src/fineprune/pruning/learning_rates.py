@@ -78,6 +78,7 @@ class FollowedScheduler:
         self._scheduler: weakref.ref[LRScheduler] | None = weakref.ref(scheduler)
         self._by = by
         self._rates = tuple(rates)
+        self._base = _largest_base(scheduler)
         self._tolerance = tolerance
 
     def deviation(self, epochs: int, steps: int) -> str | None:
@@ -103,6 +104,9 @@ class FollowedScheduler:
                 f"steps, but given with by={self._by!r}: give set_rates(scheduler, by={other_by!r})"
             )
         rate = _largest_rate(optimizer)
+        base = _largest_base(scheduler)
+        if base and self._base:  # A loaded state may have another one. The ratios count.
+            rate *= self._base / base
         near = self._rates[max(taken - 1 - self._tolerance, 0) : taken + 1 + self._tolerance]
         if min(near) * (1 - _SAME) <= rate <= max(near) * (1 + _SAME):
             return None
@@ -126,6 +130,11 @@ def _steps_taken(scheduler: Any) -> int:
     if hasattr(scheduler, "last_epoch"):
         return int(scheduler.last_epoch)
     return max(map(_steps_taken, getattr(scheduler, "_schedulers", ())), default=0)
+
+
+def _largest_base(scheduler: Any) -> float | None:
+    """Return the largest rate that a scheduler multiplies; None if it has no such rates."""
+    return max(map(float, getattr(scheduler, "base_lrs", ())), default=None)
 
 
 def _largest_rate(optimizer: Optimizer) -> float:

@@ -215,7 +215,8 @@ class Pruner(EpochLoop[EpochPlan]):
         has no weights, the losses are returned unchanged.
 
         Args:
-            index: Indices of the samples, integers, shape (B,).
+            index: Indices of the samples, integers, shape (B,). They may repeat, as for the tokens
+                of packed texts.
             losses: The losses of each sample, floating point, shape (B,) or (B, ...), such as
                 (B, tokens).
 

@@ -1,6 +1,7 @@
 """The state dict of a pruner: its parts are packed, checked and unpacked without side effects."""
 
 import io
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,10 @@ from fineprune.pruning.plan import EpochPlan, check_plan
 
 # Longer values, such as lists of rates, are shortened in error messages.
 _MOST_SHOWN = 200
+
+# Numbers that differ by a smaller share are equal: the ratios of a schedule's rates are rounded
+# otherwise if the largest rate is another one.
+_ROUNDING = 1e-9
 
 _COUNTS = ("batches", "samples", "rescored")
 
@@ -99,7 +104,7 @@ def check_state(
         if isinstance(value, dict) and isinstance(given, dict):
             # So that the message names what differs, also if only one of them has it.
             check_state({**dict.fromkeys(value), **given}, {**dict.fromkeys(given), **value}, ())
-        if given != value:
+        if not _agree(given, value):
             default = "resume with the settings that the state was made with"
             remedy = (remedies or {}).get(key, default)
             raise InputError(
@@ -108,6 +113,17 @@ def check_state(
     missing = [key for key in keys if key not in packed]
     if missing:
         raise InputError(f"expected a pruner state with {missing[0]}, got one without it")
+
+
+def _agree(one: object, other: object) -> bool:
+    """Return whether two values of a state are equal, but for rounding."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_agree(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_agree, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=_ROUNDING)
+    return one == other
 
 
 def _brief(value: object) -> str:

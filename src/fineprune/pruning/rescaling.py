@@ -56,7 +56,7 @@ class Rescaling:
             raise RuntimeError(
                 "expected the scalar that record() returns to be backpropagated, since the policy "
                 "weights the losses, but it was not: backpropagate it, or a scalar made of "
-                "pruner.weighted(index, losses)"
+                "pruner.weighted(index, losses), with losses that have a gradient"
             )
 
     def _note_use(self, gradient: torch.Tensor) -> None:

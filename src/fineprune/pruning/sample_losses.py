@@ -70,7 +70,8 @@ def reduce_pixels(
             f"expected losses and target of shape (B, height, width), got {tuple(losses.shape)} "
             f"and {tuple(target.shape)}: use reduction='none'"
         )
-    return reduce_tokens(losses, target != ignore_index)
+    # As integers of 8 bits, -100 would be a class.
+    return reduce_tokens(losses, target.long() != ignore_index)
 
 
 def reduce_tasks(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import InputError, check_whole_number, warn_user
 from fineprune.labels.advice import FullCost, advice_of_losses
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.ranking import Ranking, of_unlearned_classes
@@ -124,6 +124,7 @@ class Adaptive(BudgetedPolicy):
 
     name: ClassVar[str] = "adaptive"
     needs_losses: bool = True
+    of_nonfinite: ClassVar[str] = "count as above chance"
 
     def __init__(
         self,
@@ -255,9 +256,16 @@ class Adaptive(BudgetedPolicy):
         if number < len(self._streaks):
             self._note_chosen(number)
         losses = self._losses.values.numpy()
+        mean = self._losses.mean(self._chance)
+        if mean < 0 and self.patience and self._chance < math.inf:
+            warn_user(
+                f"the losses of epoch {epoch} have a mean of {mean:.3g}, so they do not tell what "
+                f"was learned, and no sample is skipped for its loss any more: give Adaptive "
+                f"patience=0 if losses may be negative"
+            )
+            self._chance = math.inf
         above = losses > np.float32(self._chance)  # A loss that is not finite is above chance.
         self._streaks *= above  # An untrained sample keeps its streak, because it has infinity.
-        mean = self._losses.mean(self._chance)
         learned = mean < _LEARNED * self._chance
         if learned:
             add_marks(self._streaks, above & (losses < np.inf))

@@ -44,6 +44,7 @@ class FinePruning(ScheduledPolicy):
 
     name: ClassVar[str] = "fine-pruning"
     needs_losses: bool = True
+    of_nonfinite: ClassVar[str] = "received no mark and were left out of the mean of their batch"
 
     def __init__(
         self,

@@ -61,6 +61,7 @@ class Policy(ABC):
         rescores: Whether the policy needs losses of samples that an epoch skipped. The training
             loop then evaluates these at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
+        of_nonfinite: What happens to losses that are NaN or infinite, for a warning.
 
     Raises:
         InputError: A value is out of range.
@@ -74,6 +75,7 @@ class Policy(ABC):
     needs_logits: bool = False
     known_labels: torch.Tensor | None = None
     rescores: bool = False
+    of_nonfinite: ClassVar[str] = "were left out"
     plan_options: PlanOptions = PlanOptions()
     _num_samples = _seed = 0
 
