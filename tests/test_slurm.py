@@ -540,7 +540,7 @@ def test_the_page_shows_what_the_verb_writes(tmp_path, monkeypatch):
     blocks = re.findall(r"^```.*?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     joined = page.replace("\\\n    ", "")
     commands = re.findall(r"^(?:\$ )?fineprune slurm (.*)$", joined, re.MULTILINE)
-    assert len(commands) == 7
+    assert len(commands) == 5
     for command in commands:
         result = run(*shlex.split(command), "--out", "shown.sh")
         assert result.exit_code == 0, result.output

@@ -220,7 +220,7 @@ def test_sorted_pairs_keep_each_loss_with_its_sample():
 
 def test_every_task_has_a_row_in_the_table_and_a_section():
     rows = re.findall(r"^\| ([^|]+) \|", PAGE, re.MULTILINE)
-    assert len(rows) == 12
+    assert len(rows) == 11
     assert len(SECTIONS) == 8
 
 
