@@ -595,15 +595,6 @@ def quotes():
         "`adaptive` is {:.2f} ±{:.2f} points above `full` and {:.2f} ±{:.2f} above `shorter`",
         (*from_full, *longer),
     )
-    for folder, shorter, adaptive in (
-        (FITS_TUNED, "`shorter` reached", "`adaptive`"),
-        (FITS_CONFUSED_TUNED, "and `shorter`", "`adaptive` reached"),
-        (FITS_INSTANCE_TUNED, "and `shorter`", "`adaptive` reached"),
-    ):
-        trials = read_rates(RESULTS / folder).arms
-        for arm, words in (("shorter", shorter), ("adaptive", adaptive)):
-            tried = [100 * (found or 0.0) for found in trials[arm].accuracies.values()]
-            yield FITS, words + " {:.1f}, {:.1f} and {:.1f} %", tried
     to_full = tuned_difference(FITS_TUNED, "shorter", FITS_LONG, "full")
     mean = accuracy(FITS_TUNED, "shorter")
     yield FITS, "| shorter | 0.6 | 35.0 | {:.2f} | {:+.2f} ±{:.2f} |", (mean, *to_full)
@@ -829,7 +820,7 @@ def quotes():
         row += " {:+.2f} ±{:.2f} | {:+.2f} ±{:.2f} |"
         yield ADAPTIVE, row, (*to_shorter, *cosine_to_full[labels])
     only_correct = read_run(RESULTS / "resnet9/correct/full-0").summary.accuracy_last
-    yield FITS, "reached {:.2f} % (one seed), with 30 % of the steps saved", (100 * only_correct,)
+    yield FITS, "reached {:.2f} % (one seed", (100 * only_correct,)
     estimates = [
         sum(suspects(f"{FITS_LONG}/{arm}-{seed}") for seed in range(3)) / 3
         for arm in ("adaptive", "shorter", "full")
