@@ -1273,7 +1273,25 @@ def test_the_tables_of_the_joint_study_are_those_of_its_runs(monkeypatch):
     tables = study["tables"](study["Study"](records)).split("\n\n")
     page = (RESULTS / "joint.md").read_text(encoding="utf-8")
     assert len(tables) == 3
-    assert all(f"\n{table}\n" in page for table in tables)
+    assert all(f"\n{table}\n" in page for table in tables[:2])
+    overlap = [line.strip("| ").split(" | ") for line in tables[2].splitlines()[2:]]
+
+    def shown(arm, same, seed):
+        """The means of the pairs of one strategy, or of two."""
+        return [
+            row[3]
+            for row in overlap
+            if row[0] == arm and row[1].endswith(f"{seed} seed") and (" and " in row[1]) != same
+        ]
+
+    text = page_text("docs/results/joint.md")
+    words = "(Jaccard {} with an age of one, {} with three, {} with seven)"
+    assert words.format(*shown("fine-pruning", False, "same")) in text
+    others = sorted(shown("fine-pruning", True, "other"))
+    assert f"two seeds with the same strategy ({others[0]} to {others[-1]}; by chance" in text
+    others = sorted(shown("adaptive", True, "other"))
+    words = "({}, {} and {} with the same seed, {} to {} with others)"
+    assert words.format(*shown("adaptive", False, "same"), others[0], others[-1]) in text
 
 
 def test_the_table_of_stale_gradients_is_that_of_its_runs():
