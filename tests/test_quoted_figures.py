@@ -705,8 +705,6 @@ def quotes():
             row += "- |" if arm == "shorter" else "{:+.2f} ±{:.2f} |"
             to_shorter = () if arm == "shorter" else above(arm, "shorter")
             yield FITS, row, (first["steps"], 100 * first["cost"], mean, *to_shorter)
-            if arm == "proxy" and file == "proxy-32.jsonl":
-                yield GPU, "it is {:.2f} ±{:.2f} points above it (five seeds", to_shorter
             if arm == "random":
                 words = "the accuracy was {:.2f} points higher (±{:.2f})"
                 yield FITS, words, above(arm, "proxy")
