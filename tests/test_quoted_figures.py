@@ -633,11 +633,9 @@ def quotes():
     yield page, "It is {:.2f} ±{:.2f} points below full training.", lost
     little = difference(folder, "adaptive", "shorter")
     yield page, "`adaptive` is {:.2f} ±{:.2f} points above `shorter`", little
-    untuned = difference(FITS_CONFUSED, "adaptive", "shorter-2")
     confused = tuned_difference(FITS_CONFUSED_TUNED, "adaptive", FITS_CONFUSED, "shorter-2")
     confused_to_full = tuned_difference(FITS_CONFUSED_TUNED, "adaptive", FITS_CONFUSED, "full")
     yield FITS, "the same rate, it is {:.2f} ±{:.2f} points above `shorter`", confused
-    yield FITS, "of this rate, it is {:.2f} ±{:.2f} points above it", untuned
     row = "| adaptive, tuned | 0.6 | 34.4 | {:.2f} | {:+.2f} ±{:.2f} |"
     yield FITS, row, (accuracy(FITS_CONFUSED_TUNED, "adaptive"), *confused_to_full)
     instance, told = "resnet9/instance", "resnet9/instance-suspects"
