@@ -35,6 +35,7 @@ from fineprune.training.suspicion import Suspicion, detection
 BATCH, CLASSES = 128, 10
 AFTER = (3, 6, 10, 20, 30)
 FIRST = (100, 500, 1000)
+SHOWN = (0, 2)  # the places of those that the tables show
 BEGIN, END = "<!-- tables of label_ranking.py -->", "<!-- end of the tables -->"
 OURS = ("watch", "loss", "AUM")
 METHODS = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
@@ -192,40 +193,34 @@ def compare(run: Path, *, cleanlab: bool, strongest: list[int]) -> Result:
 
 
 def tables(results: list[Result]) -> str:
-    """Return the results as Markdown: means over the seeds, with the least and the largest."""
+    """Return the main results as Markdown: means over the seeds, with the least and the largest.
+
+    The file of results has all of them.
+    """
     kinds = dict.fromkeys(result["kind"] for result in results)
     by_kind = {kind: [run for run in results if run["kind"] == kind] for kind in kinds}
-    first = " | ".join(f"wrong of {number:,}" for number in FIRST)
+    first = " | ".join(f"wrong of {FIRST[place]:,}" for place in SHOWN)
     end = [f"| wrong labels | ranking | ROC area | {first} | right suggestions |"]
-    end.append("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
-    course = [
-        "| wrong labels | epochs | ROC area: watch | loss | AUM | wrong of 1,000: watch | loss "
-    ]
-    course[0] += "| AUM | estimated wrong labels | true |"
-    course.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    end.append("| --- | --- | ---: | ---: | ---: | ---: |")
+    course = ["| wrong labels | epochs | ROC area: watch | loss | wrong of 1,000: watch | loss "]
+    course[0] += "| estimated wrong labels | true |"
+    course.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for kind, runs in by_kind.items():
         for name, rows in rankings_of(runs).items():
             end.append(f"| {kind} | {name} | {cells(rows)} |")
-        for epoch in map(str, AFTER):
+        for epoch in map(str, AFTER[::2]):
             found = [run["after"][epoch] for run in runs]
-            areas = [np.mean([one[name]["roc_area"] for one in found]) for name in OURS]
-            hits = [np.mean([one[name]["first"][-1] for one in found]) for name in OURS]
+            areas = [np.mean([one[name]["roc_area"] for one in found]) for name in OURS[:2]]
+            hits = [np.mean([one[name]["first"][-1] for one in found]) for name in OURS[:2]]
             numbers = [f"{area:.3f}" for area in areas] + [f"{hit:.0f}" for hit in hits]
-            estimated = span("{:.0f}", [one["estimated"] for one in found])
-            course.append(
-                f"| {kind} | {epoch} | {' | '.join(numbers)} | {estimated} | {runs[0]['wrong']} |"
-            )
+            numbers.append(f"{np.mean([one['estimated'] for one in found]):.0f}")
+            course.append(f"| {kind} | {epoch} | {' | '.join(numbers)} | {runs[0]['wrong']} |")
     return "\n".join([*end, "", *course])
 
 
 def rankings_of(runs: list[Result]) -> dict[str, list[Result]]:
     """Return the results at the end of the runs of one kind, by the names of the rankings."""
     found = {name: [run["after"][str(AFTER[-1])][name] for run in runs] for name in OURS}
-    found |= {
-        f"watch, {name}": [run[name] for run in runs]
-        for name in runs[0]
-        if name.startswith("strongest")
-    }
     for name in ("cleanlab, in-sample", "cleanlab, five more trainings"):
         for method in METHODS:
             rows = [run[name][method] for run in runs if name in run]
@@ -236,9 +231,9 @@ def rankings_of(runs: list[Result]) -> dict[str, list[Result]]:
 def cells(rows: list[Result]) -> str:
     """Return the figures of several seeds as cells of a table."""
     columns = [[row["roc_area"] for row in rows]]
-    columns += [[row["first"][place] for row in rows] for place in range(len(FIRST))]
+    columns += [[row["first"][place] for row in rows] for place in SHOWN]
     columns += [[row["right_suggestions"] for row in rows]]
-    forms = ("{:.3f}", "{:.0f}", "{:.0f}", "{:.0f}", "{:.2f}")
+    forms = ("{:.3f}", "{:.0f}", "{:.0f}", "{:.2f}")
     return " | ".join(map(span, forms, columns))
 
 

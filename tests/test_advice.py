@@ -110,7 +110,7 @@ def test_samples_that_were_never_recorded_are_counted():
 
 def test_every_measured_figure_is_in_the_results():
     pages = [
-        (RESULTS / name).read_text(encoding="utf-8")
+        " ".join((RESULTS / name).read_text(encoding="utf-8").split())
         for name in ("adaptive.md", "labels.md", "resnet9.md", "second-training.md")
     ]
     said = [line for wrong in (0, 0.3) for line in watch_with(wrong).advice()]
