@@ -370,6 +370,22 @@ def test_only_what_is_the_class_of_each_sample_is_taken_from_a_data_set(data, ta
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("given", [{}, {"labels": [1, 0] * 100}])
+def test_a_state_of_a_training_with_other_labels_says_so(given):
+    labels = [0, 1] * 100
+    state = fp.Pruner(Targets(labels), fp.Adaptive(4)).state_dict()
+    with pytest.warns(RuntimeWarning, match="the labels are others than in the training"):
+        fp.Pruner(Targets(labels[::-1]), fp.Adaptive(4), **given).load_state_dict(state)
+    without = {name: value for name, value in state.items() if name != "labels"}
+    for data, known in (
+        (Targets(np.array(labels)), state),
+        (200, state),
+        (Targets(labels[::-1]), without),  # A state of an earlier version.
+        (Targets(labels[::-1]), fp.Pruner(200, fp.Adaptive(4)).state_dict()),
+    ):
+        fp.Pruner(data, fp.Adaptive(4)).load_state_dict(known)
+
+
 def test_one_loss_below_chance_clears_a_sample():
     def relenting(epoch, index):
         losses = first_high_then_low(epoch, index)

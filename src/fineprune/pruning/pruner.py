@@ -336,6 +336,7 @@ class Pruner(EpochLoop[EpochPlan]):
             "skips": self._options.skips(),
             "totals": asdict(self._report.totals),
             "watch": None if watch is None else watch.state_dict(),
+            "labels": self._checks.labels_digest,
         }
         state: dict[str, Any] = plain(packed, "the state")
         return state
@@ -345,6 +346,10 @@ class Pruner(EpochLoop[EpochPlan]):
 
         After such a change, ``steps_done`` counts as if all steps had been as large as they are
         now, so its share of ``total_steps()`` stays the same.
+
+        Warns:
+            RuntimeWarning: The labels are others than in the training that saved the state.
+            UserWarning: A step has another number of samples than in the state.
 
         Raises:
             InputError: The state has another version, comes from a run with another N, seed or
@@ -378,6 +383,7 @@ class Pruner(EpochLoop[EpochPlan]):
         else:
             # The policy has learned from this epoch since, so that it cannot be planned again.
             self._restore(EpochPlan.full(epoch, self._num_samples), Phase.ENDED)
+        self._warnings.warn_of_labels_since(state.get("labels", 0))  # Older states lack it.
         self._count_anew(BatchShape(**state["shape"]))
 
     # -- internals ----------------------------------------------------------------------------
