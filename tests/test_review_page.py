@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import random
 import re
 import shutil
 from pathlib import Path
@@ -68,6 +69,25 @@ def test_a_page_of_another_split_is_warned_of(wrapped, form, watch, tmp_path):
     with pytest.warns(UserWarning, match="15 of 15 samples on the page have another") as caught:
         watch.page(tmp_path / "other.html", other, most=15)
     assert caught[0].filename == __file__
+
+
+def test_a_page_draws_no_random_number_of_the_user(watch, tmp_path):
+    def drawn(before):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        before()
+        return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+
+    class Augmented(Named):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x * random.random() * np.random.rand() * torch.rand(()), y  # noqa: NPY002
+
+    page = tmp_path / "audit.html"
+    written = drawn(lambda: watch.page(page, Augmented(pictures()), most=3))
+    assert page.exists()
+    assert written == drawn(lambda: None)
 
 
 # -- the file --------------------------------------------------------------------------------------

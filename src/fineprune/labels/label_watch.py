@@ -16,7 +16,12 @@ from fineprune.interrupts import uninterrupted
 from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.batch import as_local, as_numbers, check_classified
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
-from fineprune.labels.dataset_attributes import classes_of, keys_of, unambiguous
+from fineprune.labels.dataset_attributes import (
+    classes_of,
+    keys_of,
+    same_random_numbers,
+    unambiguous,
+)
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.process_group import exchange_device, rank_and_size
 from fineprune.labels.ranking import Ranking, rank
@@ -322,7 +327,8 @@ class LabelWatch(Untraced):
         recorded = self.labels().numpy()
         most = min(most, int((recorded >= 0).sum()))
         ranked = [part[:most].tolist() for part in ranking.suspects()]
-        cards = cards_of(self._evidence, ranked, dataset, keys, show)
+        with same_random_numbers():  # A page may be written in the middle of a training.
+            cards = cards_of(self._evidence, ranked, dataset, keys, show)
         labels = all_labels(recorded, self.num_classes, dataset)
         said = advice_of(self._evidence, ranking, classes)
         write_review(Review(cards, classes, labels, keys, said), path)
