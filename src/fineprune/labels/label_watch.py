@@ -2,6 +2,7 @@
 
 import copy
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,7 +64,9 @@ class LabelWatch(Untraced):
     more slowly, and a skipped sample keeps its evidence. A training that resumes from
     ``state_dict`` continues where it stopped. See ``Evidence``.
 
-    With several ranks, each rank records its own batches, and ``merge`` adds the evidence of all.
+    A watch cannot tell a second training from one that goes on, so make a new one for each
+    training. With several ranks, each rank records its own batches, and ``merge`` adds the evidence
+    of all.
 
     The watch takes 20 bytes per sample and two more per class. With more than 64 classes, it stores
     only the probabilities of the label and of the 16 strongest other classes, in 86 bytes per
@@ -103,6 +106,8 @@ class LabelWatch(Untraced):
         # Whether this is the evidence of all ranks. It then belongs to rank 0, and the other ranks
         # have a copy, which they give up when they record again.
         self._merged = False
+        # The logits and indices of the last batch, without keeping them alive, and a version.
+        self._last: tuple[weakref.ref[Tensor], weakref.ref[Tensor], int] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -136,8 +141,8 @@ class LabelWatch(Untraced):
 
         Raises:
             InputError: A shape or a type is wrong, the logits are probabilities, an index or a
-                label is out of range, the label of a sample has changed, or an earlier batch was
-                changed in place.
+                label is out of range, the label of a sample has changed, an earlier batch was
+                changed in place, or the last batch is recorded again.
             RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
         """
         if not isinstance(logits, Tensor):
@@ -150,7 +155,10 @@ class LabelWatch(Untraced):
         if torch.compiler.is_compiling():
             self._record_untraced(self, index, logits.detach(), labels)
         else:  # Outside a compiled step, the call above takes longer.
+            self._check_new(index, logits)
             self._record(index, logits.detach(), labels)
+            version = 0 if index.is_inference() else index._version
+            self._last = weakref.ref(logits), weakref.ref(index), version
 
     def suspects(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return all samples, the most suspicious first.
@@ -479,6 +487,26 @@ class LabelWatch(Untraced):
             if rank:
                 self._evidence.clear()
         self._evidence.record(index, logits, labels, ranks)
+
+    def _check_new(self, index: Tensor, logits: Tensor) -> None:
+        """Raise InputError if the last batch is recorded again, as the same tensors.
+
+        The logits alone do not tell: with CUDA graphs, they are the same tensor in each step.
+        """
+        if self._last is None:
+            return
+        last_logits, last_index, version = self._last
+        same = last_logits() is logits and last_index() is index
+        if same and (index.is_inference() or index._version == version):
+            raise InputError(
+                "expected each batch once, got the same logits and indices twice in a row: call "
+                "record() once for each batch, and not for pruner.watch if pruner.record() is "
+                "given the logits"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy; what is no part of it cannot be copied."""
+        return {**super().__getstate__(), "_last": None}
 
     @uninterrupted()
     def _merge_ranks(self, rank: int) -> None:
