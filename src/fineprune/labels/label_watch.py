@@ -87,6 +87,10 @@ class LabelWatch(Untraced):
         InputError: ``num_samples`` is below 1 or ``num_classes`` below 2.
     """
 
+    # The logits and indices of the last batch, without keeping them alive, and a version. A copy
+    # has none, since they cannot be copied.
+    _last: tuple[weakref.ref[Tensor], weakref.ref[Tensor], int] | None = None
+
     def __init__(self, num_samples: int, num_classes: int, *, process_group: Any = None) -> None:
         check_whole_number("num_samples", num_samples, 1)
         check_whole_number("num_classes", num_classes, 2)
@@ -106,8 +110,6 @@ class LabelWatch(Untraced):
         # Whether this is the evidence of all ranks. It then belongs to rank 0, and the other ranks
         # have a copy, which they give up when they record again.
         self._merged = False
-        # The logits and indices of the last batch, without keeping them alive, and a version.
-        self._last: tuple[weakref.ref[Tensor], weakref.ref[Tensor], int] | None = None
 
     @property
     def num_samples(self) -> int:
@@ -505,7 +507,7 @@ class LabelWatch(Untraced):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes of a copy; what is no part of it cannot be copied."""
+        """Return the attributes of a copy."""
         return {**super().__getstate__(), "_last": None}
 
     @uninterrupted()

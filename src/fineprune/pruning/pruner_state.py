@@ -15,6 +15,9 @@ from fineprune.pruning.plan import EpochPlan, check_plan
 # Longer values, such as lists of rates, are shortened in error messages.
 _MOST_SHOWN = 200
 
+# What to do with a state that this version cannot read.
+OF_ANOTHER_VERSION = "load it with the version of fineprune that saved it, or train anew"
+
 _COUNTS = ("batches", "samples", "rescored")
 
 
@@ -99,15 +102,18 @@ def check_state(
         if isinstance(value, dict) and isinstance(given, dict):
             # So that the message names what differs, also if only one of them has it.
             check_state({**dict.fromkeys(value), **given}, {**dict.fromkeys(given), **value}, ())
+            continue  # An option that one version lacks and the other does not use is the same.
         if given != value:
             default = "resume with the settings that the state was made with"
-            remedy = (remedies or {}).get(key, default)
+            remedy = {"version": OF_ANOTHER_VERSION, **(remedies or {})}.get(key, default)
             raise InputError(
                 f"expected a pruner state with {key}={_brief(value)}, got {_brief(given)}: {remedy}"
             )
     missing = [key for key in keys if key not in packed]
     if missing:
-        raise InputError(f"expected a pruner state with {missing[0]}, got one without it")
+        raise InputError(
+            f"expected a pruner state with {missing[0]}, got one without it: {OF_ANOTHER_VERSION}"
+        )
 
 
 def _brief(value: object) -> str:
