@@ -1,6 +1,7 @@
 """The adaptive policy keeps to its budget exactly, and skips samples that contradict the others."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -351,12 +352,20 @@ class Targets(Dataset[int]):
         return index
 
 
+def random_states():
+    """Return the states of the three global generators, as texts that can be compared."""
+    of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002
+    return [str(state) for state in (torch.get_rng_state().tolist(), of_numpy, random.getstate())]
+
+
 @pytest.mark.parametrize(
     ("data", "taken"),
     [
         (Targets([0, 1] * 100), True),
         (Targets([0, 1] * 100, lambda label: 1 - label), True),
         (Targets([0, 1] * 100, lambda label: int(torch.randint(10, ()))), False),
+        (Targets([0, 1] * 100, lambda label: random.randrange(10)), False),
+        (Targets([0, 1] * 100, lambda label: int(np.random.randint(10))), False),  # noqa: NPY002
         (Targets(torch.zeros(200, 4, 4, dtype=torch.int64)), False),
         (Targets(["a", "b"] * 100), False),
         (Targets([0.5, 1.0] * 100), False),
@@ -364,10 +373,26 @@ class Targets(Dataset[int]):
     ],
 )
 def test_only_what_is_the_class_of_each_sample_is_taken_from_a_data_set(data, taken):
-    before = torch.get_rng_state()
+    before = random_states()
     found = vars(fp.Pruner(data, fp.Adaptive(4)).policy)["_labels"]
     assert (found is not None) == taken
-    assert torch.equal(torch.get_rng_state(), before)
+    assert random_states() == before
+
+
+@pytest.mark.parametrize("given", [{}, {"labels": [1, 0] * 100}])
+def test_a_state_of_a_training_with_other_labels_says_so(given):
+    labels = [0, 1] * 100
+    state = fp.Pruner(Targets(labels), fp.Adaptive(4)).state_dict()
+    with pytest.warns(RuntimeWarning, match="the labels are others than in the training"):
+        fp.Pruner(Targets(labels[::-1]), fp.Adaptive(4), **given).load_state_dict(state)
+    without = {name: value for name, value in state.items() if name != "labels"}
+    for data, known in (
+        (Targets(np.array(labels)), state),
+        (200, state),
+        (Targets(labels[::-1]), without),  # A state of an earlier version.
+        (Targets(labels[::-1]), fp.Pruner(200, fp.Adaptive(4)).state_dict()),
+    ):
+        fp.Pruner(data, fp.Adaptive(4)).load_state_dict(known)
 
 
 def test_one_loss_below_chance_clears_a_sample():

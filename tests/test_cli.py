@@ -69,15 +69,16 @@ def test_the_number_of_samples_to_skip_may_be_whole(folder):
     assert run(*given, "pruning.prune=30").output == run(*given, "pruning.prune=0.3").output
 
 
-def test_a_character_that_is_unknown_ends_no_command(monkeypatch):
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # The latter in the locale C.
+def test_a_character_that_is_unknown_ends_no_command(errors, monkeypatch):
     printed = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii", errors=errors))
     own = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
     monkeypatch.setattr(sys, "stderr", own)
     with pytest.raises(SystemExit):
         app(["--version"])
-    print("1.0 ± 0.5", flush=True)
-    assert printed.getvalue().endswith(b"1.0 ? 0.5\n")
+    print("1.0\xa0±0.5 █ of b\udcc3\udca4r.png", flush=True)
+    assert printed.getvalue().endswith("1.0 +-0.5 ? of bär.png\n".encode())
     assert own.errors == "backslashreplace"  # A stream that has a way of its own keeps it.
 
 

@@ -41,6 +41,22 @@ def test_with_ten_classes_there_is_no_top5():
     assert evaluate(nn.Identity(), batches(10), "cpu", AUTOCAST, 10).top5 is None
 
 
+@pytest.mark.parametrize("classes", [10, 11])
+def test_a_sample_with_nan_among_its_logits_is_not_right(classes):
+    made = batches(classes)
+    expected = evaluate(nn.Identity(), made, "cpu", AUTOCAST, classes)
+    for x, y in made:
+        right = x.argmax(1) == y
+        x[:, 0].masked_fill_(right, torch.nan)
+        y.masked_fill_(right, 0)  # NaN is taken for the largest.
+    found = evaluate(nn.Identity(), made, "cpu", AUTOCAST, classes)
+    assert expected.accuracy > found.accuracy == 0
+    assert int((found.predictions == -1).sum()) == round(64 * expected.accuracy)
+    assert (found.top5 is None) == (classes == 10)
+    if found.top5 is not None and expected.top5 is not None:
+        assert found.top5 == pytest.approx(expected.top5 - expected.accuracy)
+
+
 @pytest.mark.parametrize(("classes", "validation"), [(10, 0), (12, 0), (12, 24)])
 def test_a_run_says_its_top5_if_it_has_more_than_ten_classes(classes, validation, tmp_path):
     summary = train(

@@ -575,6 +575,31 @@ def test_suspects_need_records():
         watch.suspects()
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_batch_that_is_recorded_twice_is_refused(inference):
+    watch, labels = fp.LabelWatch(4, 3), torch.tensor([0, 1, 2, 0])
+    with torch.inference_mode(inference):
+        index, logits = torch.arange(4), torch.randn(4, 3)
+        watch.record(index, logits, labels)
+        with pytest.raises(InputError, match="each batch once, got the same logits and indices"):
+            watch.record(index, logits, labels)
+        assert watch.passes == 1
+        for other in (copy.deepcopy(watch), pickle.loads(pickle.dumps(watch))):
+            other.record(index, logits, labels)
+        watch.record(index, logits.clone(), labels)
+    assert watch.passes == 2
+
+
+def test_the_next_batch_may_come_in_the_same_tensors():
+    """So it is with CUDA graphs."""
+    watch, labels = fp.LabelWatch(4, 3), torch.tensor([0, 1, 2, 0])
+    index, logits = torch.tensor([0, 1]), torch.randn(2, 3)
+    watch.record(index, logits, labels[index])
+    index.copy_(torch.tensor([2, 3]))
+    watch.record(index, logits, labels[index])
+    assert watch.passes == 1
+
+
 @pytest.mark.parametrize("state", [{}, [], {"version": 1, "num_samples": N, "num_classes": 3}])
 def test_states_of_something_else_are_refused(state):
     watch = fp.LabelWatch(N, CLASSES)

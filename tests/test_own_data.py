@@ -16,8 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 from fineprune.datasets.loader_process import LoaderPool, TrainingLoader
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError
+from fineprune.inspection.inspected import read_inspected
+from fineprune.inspection.per_class import class_rows, confusion
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
+from fineprune.runs.run import read_run
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data.run_data import split
 from fineprune.training.data.seeded_samples import SeededSamples, sample_fetch
@@ -57,6 +60,12 @@ def with_gaps():
     """The same without noise, and with pixels that are not known."""
     train, test = Noisy(96, noise=False), Noisy(32, noise=False)
     train.x[:, 0, 0, 0] = torch.nan
+    return train, test
+
+
+def with_gaps_in_the_test_set():
+    train, test = Noisy(96, noise=False), Noisy(32, noise=False)
+    test.x[test.y == 0, 0, 0, 0] = torch.nan
     return train, test
 
 
@@ -412,6 +421,25 @@ def test_the_test_set_is_the_same_in_every_evaluation(tmp_path):
     train(recipe("training.lr=1e-12", function="noisy_test"), tmp_path / "run")
     first, second = (line["test_loss"] for line in read_metrics(tmp_path / "run/metrics.jsonl"))
     assert first == pytest.approx(second, abs=1e-6)
+
+
+def test_a_test_sample_with_nan_is_wrong_and_said(tmp_path, caplog):
+    summary = train(
+        recipe("run.history=true", function="with_gaps_in_the_test_set"), tmp_path / "run"
+    )
+    labels = with_gaps_in_the_test_set()[1].y
+    dark = int((labels == 0).sum())
+    assert f"epoch 2: the network returns NaN for {dark} of 32 samples of the test" in caplog.text
+    assert summary.accuracy_last is not None
+    assert summary.accuracy_last <= 1 - dark / 32
+    (run,) = read_inspected([read_run(tmp_path / "run")])
+    assert [row.accuracy for row in class_rows(run, None, 2)] == [
+        0,
+        summary.accuracy_last * 32 / (32 - dark),
+    ]
+    matrix = confusion(run, 2)
+    assert matrix is not None
+    assert matrix.sum() == 32 - dark
 
 
 def test_the_datasets_that_the_function_returns_are_checked(tmp_path):

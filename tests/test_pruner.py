@@ -758,6 +758,35 @@ def test_a_damaged_state_is_refused(change):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 0},
+        {"learned": {}},
+        {"totals": {"from_a_later_version": 1}},
+        {"shape": {"from_a_later_version": 1}},
+        {"progress": {"from_a_later_version": 1}},
+    ],
+)
+def test_a_state_of_another_version_says_what_to_do(change):
+    pruner = made()
+    train_epoch(pruner, 0, stop_after=2)
+    state = pruner.state_dict()
+    lacks = {name: value for name, value in state.items() if name not in change}
+    for other in (state | change, lacks):
+        with pytest.raises(InputError, match=": load it with the version of fineprune that saved"):
+            made().load_state_dict(other)
+
+
+def test_an_option_that_a_state_lacks_is_one_that_is_not_used():
+    state = fp.Pruner(N, fp.Adaptive(4)).state_dict()
+    for option in ("chance", "suspects_after"):
+        del state["settings"][option]
+    fp.Pruner(N, fp.Adaptive(4)).load_state_dict(state)
+    with pytest.raises(InputError, match=r"with chance=0.5, got None"):
+        fp.Pruner(N, fp.Adaptive(4, chance=0.5)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
     ("index", "losses", "message"),
     [
         ([0, 1], torch.tensor(1.0), "reduction"),

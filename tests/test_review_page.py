@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import random
 import re
 import shutil
 from pathlib import Path
@@ -56,18 +57,47 @@ def pictures(shift=0):
 
 
 @pytest.mark.parametrize("wrapped", [lambda data: data, fp.Indexed])
-@pytest.mark.parametrize("form", ["tuple", "tensor", "dict"])
+@pytest.mark.parametrize("form", ["tuple", "tensor", "dict", "three", "renamed", "object"])
 def test_a_page_of_another_split_is_warned_of(wrapped, form, watch, tmp_path):
     forms = {
         "tuple": lambda x, y: (x, y),
         "tensor": lambda x, y: (x, torch.tensor(y)),
         "dict": lambda x, y: {"image": x, "label": y},
+        # Of these, only the attribute of the data set says the label.
+        "three": lambda x, y: (x, y, "from elsewhere"),
+        "renamed": lambda x, y: {"image": x, "class": y},
+        "object": lambda x, y: x,
     }
-    same, other = (wrapped([forms[form](x, y) for x, y in pictures(shift)]) for shift in (0, 1))
+
+    def made(shift):
+        data = Named([forms[form](x, y) for x, y in pictures(shift)])
+        data.targets = [y for _, y in pictures(shift)]
+        return wrapped(data)
+
+    same, other = map(made, (0, 1))
     watch.page(tmp_path / "same.html", same, most=15)
     with pytest.warns(UserWarning, match="15 of 15 samples on the page have another") as caught:
         watch.page(tmp_path / "other.html", other, most=15)
     assert caught[0].filename == __file__
+
+
+def test_a_page_draws_no_random_number_of_the_user(watch, tmp_path):
+    def drawn(before):
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        torch.manual_seed(0)
+        before()
+        return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+
+    class Augmented(Named):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x * random.random() * np.random.rand() * torch.rand(()), y  # noqa: NPY002
+
+    page = tmp_path / "audit.html"
+    written = drawn(lambda: watch.page(page, Augmented(pictures()), most=3))
+    assert page.exists()
+    assert written == drawn(lambda: None)
 
 
 # -- the file --------------------------------------------------------------------------------------
@@ -113,6 +143,7 @@ class Named(Dataset[Any]):
     """Samples, and the names of their classes."""
 
     classes: Any = ("cats", "dogs", "birds")
+    targets: Any = None
 
     def __init__(self, samples):
         self.samples = samples

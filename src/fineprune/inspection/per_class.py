@@ -44,21 +44,23 @@ def confusion(run: Inspected, classes: int) -> npt.NDArray[np.int64] | None:
     """Return how often each label (row) was predicted as each class (column) at the end.
 
     Returns:
-        The numbers; int64, shape (classes, classes). None if the run has not kept them.
+        The numbers; int64, shape (classes, classes). Samples for which the network returned NaN
+        are left out. None if the run has not kept them.
     """
     if run.evaluated is None:
         return None
-    labels, predictions = run.evaluated
+    labels, predictions = run.evaluated[:, run.evaluated[1] >= 0]
     pairs = np.bincount(labels * classes + predictions, minlength=classes * classes)
     return pairs.reshape(classes, classes)
 
 
 def _accuracies(run: Inspected | None, classes: int) -> list[float | None]:
-    matrix = None if run is None else confusion(run, classes)
-    if matrix is None:
+    if run is None or run.evaluated is None:
         return [None] * classes
-    totals = matrix.sum(axis=1)
+    labels, predictions = run.evaluated
+    totals = np.bincount(labels, minlength=classes)
+    right = np.bincount(labels[labels == predictions], minlength=classes)
     return [
-        float(matrix[number, number] / totals[number]) if totals[number] else None
+        float(right[number] / totals[number]) if totals[number] else None
         for number in range(classes)
     ]

@@ -1,8 +1,10 @@
 """What a data set says of its classes and samples without reading these."""
 
+import contextlib
 import os
+import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,18 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from fineprune.errors import warn_user
+
+
+@contextlib.contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Restore the global generators that a data set may draw from, so that nobody notices it."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        random.setstate(before[2])
 
 
 def classes_of(dataset: Any, number: int) -> Sequence[str] | None:
@@ -50,7 +64,7 @@ def as_numbered(names: Sequence[str], dataset: Any) -> Sequence[str]:
     if transform is None or not hasattr(dataset, "class_to_idx"):
         return names
     try:
-        with torch.random.fork_rng(devices=[]):  # It may draw random numbers.
+        with same_random_numbers():
             numbers, again = ([int(transform(n)) for n in range(len(names))] for _ in range(2))
     except Exception:  # Whatever a user's own function raises.
         return names
@@ -124,7 +138,7 @@ def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
     None if no whole numbers are given, or others each time, as by a random ``target_transform``.
     """
     try:
-        with torch.random.fork_rng(devices=[]):  # A transform may draw random numbers.
+        with same_random_numbers():
             given = given_labels(dataset)
             again = given_labels(dataset) if _transforms_labels(dataset) else given
         if np.ndim(given[0]):  # Such as masks, which are many numbers.

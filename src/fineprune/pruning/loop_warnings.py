@@ -174,6 +174,19 @@ class LoopWarnings:
                 f"that needs no losses"
             )
 
+    def warn_of_labels_since(self, before: int) -> None:
+        """Warn if a loaded state comes from a training with other labels.
+
+        Args:
+            before: The ``labels_digest`` of that training; 0 if it is not known.
+        """
+        if 0 not in (before, now := self._checks.labels_digest) and before != now:
+            warn_user(
+                "the labels are others than in the training that saved the loaded state, so what "
+                "it learned may belong to other samples: give the Pruner the same data set in the "
+                "same order, or train anew if labels were corrected"
+            )
+
     def warn_of_missing_rates(self) -> None:
         """Warn if the policy needs learning rates and has none."""
         self._warn_once("rates", self._policy.without_rates, UserWarning)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_whole_number, warn_user
+from fineprune.errors import InputError, check_whole_number, explaining, warn_user
 from fineprune.labels.batch import as_numbers
 from fineprune.labels.dataset_attributes import labels_of
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
@@ -22,6 +22,7 @@ from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.plan_options import AppliedOptions, checked_labels
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner_state import (
+    OF_ANOTHER_VERSION,
     check_state,
     on_cpu,
     pack_progress,
@@ -337,6 +338,7 @@ class Pruner(EpochLoop[EpochPlan]):
             "skips": self._options.skips(),
             "totals": asdict(self._report.totals),
             "watch": None if watch is None else watch.state_dict(),
+            "labels": self._checks.labels_digest,
         }
         state: dict[str, Any] = plain(packed, "the state")
         return state
@@ -346,6 +348,10 @@ class Pruner(EpochLoop[EpochPlan]):
 
         After such a change, ``steps_done`` counts as if all steps had been as large as they are
         now, so its share of ``total_steps()`` stays the same.
+
+        Warns:
+            RuntimeWarning: The labels are others than in the training that saved the state.
+            UserWarning: A step has another number of samples than in the state.
 
         Raises:
             InputError: The state has another version, comes from a run with another N, seed or
@@ -358,13 +364,16 @@ class Pruner(EpochLoop[EpochPlan]):
         epoch, packed = state["epoch"], state["progress"]
         if not state["synchronized"]:
             raise InputError(unsynchronized(epoch))
-        # The plan is checked before anything is changed.
-        progress = None if packed is None else unpack_progress(packed, epoch, self._num_samples)
-        self._policy.load_state_dict(state["learned"])
+        # What other versions may have in another form is read before the rest is changed.
+        expected = "expected a pruner state of this version, got one that cannot be read"
+        with explaining(expected, (KeyError, TypeError), f": {OF_ANOTHER_VERSION}"):
+            progress = None if packed is None else unpack_progress(packed, epoch, self._num_samples)
+            totals, shape = RunTotals(**state["totals"]), BatchShape(**state["shape"])
+            self._policy.load_state_dict(state["learned"])
         self._options.load_skips(state["skips"])
         self._recorder.clear()
         self._recorder.nonfinite = state["nonfinite"]
-        self._report.totals = RunTotals(**state["totals"])
+        self._report.totals = totals
         self._asked_to_rescore = state["asked_to_rescore"]
         self._watch = None
         if state["watch"] is not None:
@@ -379,7 +388,8 @@ class Pruner(EpochLoop[EpochPlan]):
         else:
             # The policy has learned from this epoch since, so that it cannot be planned again.
             self._restore(EpochPlan.full(epoch, self._num_samples), Phase.ENDED)
-        self._count_anew(BatchShape(**state["shape"]))
+        self._warnings.warn_of_labels_since(state.get("labels", 0))  # Older states lack it.
+        self._count_anew(shape)
 
     # -- internals ----------------------------------------------------------------------------
 

@@ -20,6 +20,9 @@ _MOST_SHOWN = 200
 # otherwise if the largest rate is another one.
 _ROUNDING = 1e-9
 
+# What to do with a state that this version cannot read.
+OF_ANOTHER_VERSION = "load it with the version of fineprune that saved it, or train anew"
+
 _COUNTS = ("batches", "samples", "rescored")
 
 
@@ -105,20 +108,23 @@ def check_state(
             # So that the message names what differs, also if only one of them has it.
             check_state({**dict.fromkeys(value), **given}, {**dict.fromkeys(given), **value}, ())
         if not _agree(given, value):
+
+            continue  # An option that one version lacks and the other does not use is the same.
+        if given != value:
             default = "resume with the settings that the state was made with"
-            remedy = (remedies or {}).get(key, default)
+            remedy = {"version": OF_ANOTHER_VERSION, **(remedies or {})}.get(key, default)
             raise InputError(
                 f"expected a pruner state with {key}={_brief(value)}, got {_brief(given)}: {remedy}"
             )
     missing = [key for key in keys if key not in packed]
     if missing:
-        raise InputError(f"expected a pruner state with {missing[0]}, got one without it")
+        raise InputError(
+            f"expected a pruner state with {missing[0]}, got one without it: {OF_ANOTHER_VERSION}"
+        )
 
 
 def _agree(one: object, other: object) -> bool:
     """Return whether two values of a state are equal, but for rounding."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_agree(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_agree, one, other))
     if isinstance(one, float) and isinstance(other, float):

@@ -1,5 +1,6 @@
 """What a run records about an epoch: one line of ``metrics.jsonl``, and the counts of a window."""
 
+import logging
 import math
 import time
 from dataclasses import replace
@@ -19,6 +20,8 @@ from fineprune.training.learning_rate import rate_at
 from fineprune.training.suspicion import Suspicion, detection, suspicion_by_evidence, suspicion_of
 from fineprune.training.train_state import EpochTotals, TrainState
 from fineprune.writing import replacing
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class TrainingDiverged(RunError):
@@ -173,6 +176,13 @@ def _evaluated(state: TrainState, metrics: dict[str, Any]) -> Evaluation | None:
     if evaluation.top5 is not None:
         metrics[f"{data.evaluated_on}_top5"] = evaluation.top5
     metrics["evaluate_seconds"] = time.perf_counter() - started
+    unknown = int((evaluation.predictions < 0).sum())
+    if unknown:
+        _LOGGER.warning(
+            "epoch %d: the network returns NaN for %d of %d samples of the %s set, which count as "
+            "wrong, and its mean loss is not known: check that these samples are finite",
+            *(epoch + 1, unknown, len(evaluation.predictions), data.evaluated_on),
+        )
     return evaluation
 
 

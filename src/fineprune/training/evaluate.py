@@ -22,7 +22,8 @@ class Evaluation(NamedTuple):
         top5: The fraction of the samples whose label is among the five classes with the largest
             logits, in [0, 1]; None if there are at most ten classes.
         labels: The label of each sample; int64, shape (n,), on the CPU.
-        predictions: The predicted class of each sample; int64, shape (n,), on the CPU.
+        predictions: The predicted class of each sample; int64, shape (n,), on the CPU. -1 for a
+            sample with a NaN among its logits, which counts as a wrong prediction.
     """
 
     loss: float
@@ -62,9 +63,11 @@ def evaluate(
         check_evaluated(y[0])
         loss += F.cross_entropy(logits, y, reduction="sum")
         labels.append(y)
-        predictions.append(logits.argmax(1))
+        # Of logits with a NaN, some class would be the largest, which may be the right one.
+        known = ~logits.isnan().any(1)
+        predictions.append(logits.argmax(1).where(known, -1))
         if classes > _FEW_CLASSES:
-            among_five += (logits.topk(5).indices == y[:, None]).sum()
+            among_five += ((logits.topk(5).indices == y[:, None]) & known[:, None]).sum()
     given, predicted = torch.cat(labels).cpu(), torch.cat(predictions).cpu()
     samples, correct = len(given), int((given == predicted).sum())
     top5 = int(among_five) / samples if classes > _FEW_CLASSES else None

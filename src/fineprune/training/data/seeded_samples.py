@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset, Sampler, default_collate
 
 from fineprune.datasets.loader_process import LoaderPool
+from fineprune.labels.dataset_attributes import same_random_numbers
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.training.data.run_data import Fetch
 
@@ -92,14 +93,9 @@ def _batch_loader(make: Callable[[], Any], seed: int) -> Callable[[Sequence[tupl
 @contextlib.contextmanager
 def seeded_generators(seed: int, epoch: int = 0, index: int = 0) -> Iterator[None]:
     """Seed the global generators that a user's code draws from, and restore them afterwards."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    sample_seed = int(np.random.SeedSequence([seed, epoch, index]).generate_state(1)[0])
-    torch.default_generator.manual_seed(sample_seed)
-    np.random.seed(sample_seed)  # noqa: NPY002
-    random.seed(sample_seed)
-    try:
+    with same_random_numbers():
+        sample_seed = int(np.random.SeedSequence([seed, epoch, index]).generate_state(1)[0])
+        torch.default_generator.manual_seed(sample_seed)
+        np.random.seed(sample_seed)  # noqa: NPY002
+        random.seed(sample_seed)
         yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])  # noqa: NPY002
-        random.setstate(before[2])
