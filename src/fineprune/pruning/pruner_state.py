@@ -107,10 +107,8 @@ def check_state(
         if isinstance(value, dict) and isinstance(given, dict):
             # So that the message names what differs, also if only one of them has it.
             check_state({**dict.fromkeys(value), **given}, {**dict.fromkeys(given), **value}, ())
-        if not _agree(given, value):
-
             continue  # An option that one version lacks and the other does not use is the same.
-        if given != value:
+        if not _agree(given, value):
             default = "resume with the settings that the state was made with"
             remedy = {"version": OF_ANOTHER_VERSION, **(remedies or {})}.get(key, default)
             raise InputError(
