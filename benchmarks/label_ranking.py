@@ -35,7 +35,6 @@ from fineprune.training.suspicion import Suspicion, detection
 BATCH, CLASSES = 128, 10
 AFTER = (3, 6, 10, 20, 30)
 FIRST = (100, 500, 1000)
-SHOWN = (0, 2)  # the places of those that the tables show
 BEGIN, END = "<!-- tables of label_ranking.py -->", "<!-- end of the tables -->"
 OURS = ("watch", "loss", "AUM")
 METHODS = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
@@ -193,28 +192,32 @@ def compare(run: Path, *, cleanlab: bool, strongest: list[int]) -> Result:
 
 
 def tables(results: list[Result]) -> str:
-    """Return the main results as Markdown: means over the seeds, with the least and the largest.
+    """Return the results as Markdown: means over the seeds, with the least and the largest.
 
-    The file of results has all of them.
+    Those of storing fewer classes are in the file of results only.
     """
     kinds = dict.fromkeys(result["kind"] for result in results)
     by_kind = {kind: [run for run in results if run["kind"] == kind] for kind in kinds}
-    first = " | ".join(f"wrong of {FIRST[place]:,}" for place in SHOWN)
+    first = " | ".join(f"wrong of {number:,}" for number in FIRST)
     end = [f"| wrong labels | ranking | ROC area | {first} | right suggestions |"]
-    end.append("| --- | --- | ---: | ---: | ---: | ---: |")
-    course = ["| wrong labels | epochs | ROC area: watch | loss | wrong of 1,000: watch | loss "]
-    course[0] += "| estimated wrong labels | true |"
-    course.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    end.append("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    course = [
+        "| wrong labels | epochs | ROC area: watch | loss | AUM | wrong of 1,000: watch | loss "
+    ]
+    course[0] += "| AUM | estimated wrong labels | true |"
+    course.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for kind, runs in by_kind.items():
         for name, rows in rankings_of(runs).items():
             end.append(f"| {kind} | {name} | {cells(rows)} |")
-        for epoch in map(str, AFTER[::2]):
+        for epoch in map(str, AFTER):
             found = [run["after"][epoch] for run in runs]
-            areas = [np.mean([one[name]["roc_area"] for one in found]) for name in OURS[:2]]
-            hits = [np.mean([one[name]["first"][-1] for one in found]) for name in OURS[:2]]
+            areas = [np.mean([one[name]["roc_area"] for one in found]) for name in OURS]
+            hits = [np.mean([one[name]["first"][-1] for one in found]) for name in OURS]
             numbers = [f"{area:.3f}" for area in areas] + [f"{hit:.0f}" for hit in hits]
-            numbers.append(f"{np.mean([one['estimated'] for one in found]):.0f}")
-            course.append(f"| {kind} | {epoch} | {' | '.join(numbers)} | {runs[0]['wrong']} |")
+            estimated = span("{:.0f}", [one["estimated"] for one in found])
+            course.append(
+                f"| {kind} | {epoch} | {' | '.join(numbers)} | {estimated} | {runs[0]['wrong']} |"
+            )
     return "\n".join([*end, "", *course])
 
 
@@ -231,9 +234,9 @@ def rankings_of(runs: list[Result]) -> dict[str, list[Result]]:
 def cells(rows: list[Result]) -> str:
     """Return the figures of several seeds as cells of a table."""
     columns = [[row["roc_area"] for row in rows]]
-    columns += [[row["first"][place] for row in rows] for place in SHOWN]
+    columns += [[row["first"][place] for row in rows] for place in range(len(FIRST))]
     columns += [[row["right_suggestions"] for row in rows]]
-    forms = ("{:.3f}", "{:.0f}", "{:.0f}", "{:.2f}")
+    forms = ("{:.3f}", "{:.0f}", "{:.0f}", "{:.0f}", "{:.2f}")
     return " | ".join(map(span, forms, columns))
 
 
