@@ -3,6 +3,7 @@
 import copy
 import itertools
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -408,6 +409,45 @@ def test_a_loader_whose_batches_have_another_size_is_noticed_at_the_end_of_the_e
     with pytest.warns(RuntimeWarning, match="in 6 batches instead of 12.*batch size") as caught:
         train()
     assert len(caught) == 1
+
+
+def gaps_noticed(records):
+    """Train by a loop that records what a function returns of each batch; return the warnings."""
+    pruner = new(fp.FullData(EPOCHS))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in pruner.epochs():
+            for number, (index, _) in enumerate(pruner.loader()):
+                recorded = records(number, index)
+                if len(recorded):
+                    pruner.record(recorded, torch.rand(len(recorded)))
+    return [str(warning.message) for warning in caught if "gaps" in str(warning.message)]
+
+
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_a_loop_that_leaves_out_every_so_manieth_batch_is_noticed_once(every):
+    (said,) = gaps_noticed(lambda number, index: index if number % every else index[:0])
+    assert "record every batch" in said
+    assert "framework" not in said  # There is only one process.
+
+
+def test_a_loop_that_records_only_samples_with_a_label_is_noticed_once():
+    (said,) = gaps_noticed(lambda number, index: index[index % 2 == 0])
+    assert "such as those with a label" in said
+    assert "framework" not in said
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        lambda number, index: index if number < 5 else index[:0],
+        lambda number, index: index if number != 3 else index[:0],
+        lambda number, index: index[index % 4 != 0],
+    ],
+    ids=["breaks off", "leaves out one batch", "leaves out a quarter of the samples"],
+)
+def test_a_loop_with_few_gaps_is_not_warned_of_them(records):
+    assert not gaps_noticed(records)
 
 
 @pytest.mark.parametrize("policy", ["random", "fine-pruning"])
