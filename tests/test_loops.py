@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
@@ -340,6 +341,15 @@ def detaches_weighted_losses(pruner, run):
             run.optimizer.step()
 
 
+def records_inside_a_checkpoint(pruner, run):
+    def step(index, x, y):
+        return pruner.record(index, run.losses(x, y)).exp()
+
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            checkpoint(step, index, x.requires_grad_(), y, use_reentrant=False).backward()
+
+
 OVERFULL = r"expected at most \d+ samples in epoch \d, .*pruner\.epochs\(\)"
 WRONG = {
     forgets_epochs: (InputError, OVERFULL),
@@ -354,6 +364,7 @@ WRONG = {
     loads_inside_the_loop: (InputError, "load_state_dict.* before the loop over the epochs"),
     changes_losses_in_place: (InputError, "changed in place afterwards"),
     grows_the_data: (InputError, "data set of .*96 samples, .*got one of 97"),
+    records_inside_a_checkpoint: (InputError, "record.* outside torch.utils.checkpoint"),
     detaches_weighted_losses: (RuntimeError, "scalar that record.* backpropagated"),
 }
 

@@ -24,7 +24,7 @@ from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import PrunedLoaders
-from fineprune.pruning.loop_checks import LoopChecks, check_batch
+from fineprune.pruning.loop_checks import LoopChecks, check_batch, check_not_recomputed
 from fineprune.pruning.loop_warnings import LoopWarnings
 from fineprune.pruning.loss_buffer import (
     MOST_LOSSES_WAITING,
@@ -391,8 +391,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
         Raises:
             InputError: A shape, a type or an index is wrong; the epoch has ended, or all samples of
-                its plan have been recorded; an earlier batch was changed in place; or the ranks do
-                not exchange the losses from which the policy learns.
+                its plan have been recorded; an earlier batch was changed in place; the ranks do not
+                exchange the losses from which the policy learns; or this is called in a backward
+                pass, by ``torch.utils.checkpoint``.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
         index = as_numbers("indices", index)
@@ -400,6 +401,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             of_batch = None if logits is None else logits.detach()
             self._record_untraced(self, index, losses.detach(), of_batch, labels)
         else:  # Outside a compiled step, the call above takes longer.
+            check_not_recomputed()
             self._record(index, losses, logits, labels)
         return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
 
