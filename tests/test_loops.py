@@ -703,7 +703,8 @@ def test_a_resume_goes_on_behind_samples_that_a_collate_function_left_out(stop, 
 
 def unreadable(places, made):
     """Return the samples at some places of the first epoch, and a collate function without them."""
-    gone = made.sampler.order()[places].tolist()
+    order = list(made.sampler)
+    gone = [order[place] for place in places]
 
     def collate(pairs):
         readable = [pair for pair in pairs if pair[0] not in gone]
@@ -714,12 +715,16 @@ def unreadable(places, made):
 
 @pytest.mark.parametrize("places", [[2], [BATCH - 1], [2 * BATCH - 1], [3, BATCH + 1], [N - 1]])
 @pytest.mark.parametrize("stops", [(1, 1), (2, 1), (1, 3)])
-def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops):
-    state = new(fp.FullData(1)).state_dict()
-    gone, collate = unreadable(places, new(fp.FullData(1)))
+@pytest.mark.parametrize("kind", [fp.Pruner, fp.ShardedPruner])
+def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops, kind):
+    def begin():
+        return kind(data(), fp.FullData(1), seed=3, batch_size=BATCH)
+
+    state = begin().state_dict()
+    gone, collate = unreadable(places, begin())
     trained: list[int] = []
     for stop in (*stops, None):
-        pruner = new(fp.FullData(1))
+        pruner = begin()
         pruner.load_state_dict(state)
         loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
         for _ in pruner.epochs():
@@ -750,8 +755,9 @@ def test_a_loop_that_was_left_goes_on_behind_samples_that_were_left_out(place):
     assert sorted(trained + gone) == list(range(N))
 
 
-def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out():
-    pruner = new(fp.FullData(2), accumulation=5)
+@pytest.mark.parametrize("kind", [fp.Pruner, fp.ShardedPruner])
+def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out(kind):
+    pruner = kind(data(), fp.FullData(2), batch_size=BATCH, accumulation=5)
     _, collate = unreadable([2], pruner)
     loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
     due = 0
