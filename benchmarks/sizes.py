@@ -116,7 +116,7 @@ def measure(samples: int, ranks: int) -> dict[str, Any]:
     replicas = FirstOfMany(samples, ranks, num_kept)
     own = len(owned_samples(samples, ranks, 0))
     cycle: EpochCycle[Share] = EpochCycle()
-    sampler = ShardedSampler(cycle, lambda epoch: None)
+    sampler = ShardedSampler(cycle, lambda epoch: None, ranks)
     # The first call of a function loads code that is no part of its working memory.
     warm_up(cycle, sampler)
     peak_bytes(reset=True)

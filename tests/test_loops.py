@@ -3,12 +3,14 @@
 import copy
 import itertools
 import threading
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
@@ -339,6 +341,15 @@ def detaches_weighted_losses(pruner, run):
             run.optimizer.step()
 
 
+def records_inside_a_checkpoint(pruner, run):
+    def step(index, x, y):
+        return pruner.record(index, run.losses(x, y)).exp()
+
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            checkpoint(step, index, x.requires_grad_(), y, use_reentrant=False).backward()
+
+
 OVERFULL = r"expected at most \d+ samples in epoch \d, .*pruner\.epochs\(\)"
 WRONG = {
     forgets_epochs: (InputError, OVERFULL),
@@ -353,6 +364,7 @@ WRONG = {
     loads_inside_the_loop: (InputError, "load_state_dict.* before the loop over the epochs"),
     changes_losses_in_place: (InputError, "changed in place afterwards"),
     grows_the_data: (InputError, "data set of .*96 samples, .*got one of 97"),
+    records_inside_a_checkpoint: (InputError, "record.* outside torch.utils.checkpoint"),
     detaches_weighted_losses: (RuntimeError, "scalar that record.* backpropagated"),
 }
 
@@ -408,6 +420,45 @@ def test_a_loader_whose_batches_have_another_size_is_noticed_at_the_end_of_the_e
     with pytest.warns(RuntimeWarning, match="in 6 batches instead of 12.*batch size") as caught:
         train()
     assert len(caught) == 1
+
+
+def gaps_noticed(records):
+    """Train by a loop that records what a function returns of each batch; return the warnings."""
+    pruner = new(fp.FullData(EPOCHS))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in pruner.epochs():
+            for number, (index, _) in enumerate(pruner.loader()):
+                recorded = records(number, index)
+                if len(recorded):
+                    pruner.record(recorded, torch.rand(len(recorded)))
+    return [str(warning.message) for warning in caught if "gaps" in str(warning.message)]
+
+
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_a_loop_that_leaves_out_every_so_manieth_batch_is_noticed_once(every):
+    (said,) = gaps_noticed(lambda number, index: index if number % every else index[:0])
+    assert "record every batch" in said
+    assert "framework" not in said  # There is only one process.
+
+
+def test_a_loop_that_records_only_samples_with_a_label_is_noticed_once():
+    (said,) = gaps_noticed(lambda number, index: index[index % 2 == 0])
+    assert "such as those with a label" in said
+    assert "framework" not in said
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        lambda number, index: index if number < 5 else index[:0],
+        lambda number, index: index if number != 3 else index[:0],
+        lambda number, index: index[index % 4 != 0],
+    ],
+    ids=["breaks off", "leaves out one batch", "leaves out a quarter of the samples"],
+)
+def test_a_loop_with_few_gaps_is_not_warned_of_them(records):
+    assert not gaps_noticed(records)
 
 
 @pytest.mark.parametrize("policy", ["random", "fine-pruning"])
@@ -652,7 +703,8 @@ def test_a_resume_goes_on_behind_samples_that_a_collate_function_left_out(stop, 
 
 def unreadable(places, made):
     """Return the samples at some places of the first epoch, and a collate function without them."""
-    gone = made.sampler.order()[places].tolist()
+    order = list(made.sampler)
+    gone = [order[place] for place in places]
 
     def collate(pairs):
         readable = [pair for pair in pairs if pair[0] not in gone]
@@ -663,12 +715,16 @@ def unreadable(places, made):
 
 @pytest.mark.parametrize("places", [[2], [BATCH - 1], [2 * BATCH - 1], [3, BATCH + 1], [N - 1]])
 @pytest.mark.parametrize("stops", [(1, 1), (2, 1), (1, 3)])
-def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops):
-    state = new(fp.FullData(1)).state_dict()
-    gone, collate = unreadable(places, new(fp.FullData(1)))
+@pytest.mark.parametrize("kind", [fp.Pruner, fp.ShardedPruner])
+def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops, kind):
+    def begin():
+        return kind(data(), fp.FullData(1), seed=3, batch_size=BATCH)
+
+    state = begin().state_dict()
+    gone, collate = unreadable(places, begin())
     trained: list[int] = []
     for stop in (*stops, None):
-        pruner = new(fp.FullData(1))
+        pruner = begin()
         pruner.load_state_dict(state)
         loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
         for _ in pruner.epochs():
@@ -699,8 +755,9 @@ def test_a_loop_that_was_left_goes_on_behind_samples_that_were_left_out(place):
     assert sorted(trained + gone) == list(range(N))
 
 
-def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out():
-    pruner = new(fp.FullData(2), accumulation=5)
+@pytest.mark.parametrize("kind", [fp.Pruner, fp.ShardedPruner])
+def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out(kind):
+    pruner = kind(data(), fp.FullData(2), batch_size=BATCH, accumulation=5)
     _, collate = unreadable([2], pruner)
     loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
     due = 0

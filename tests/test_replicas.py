@@ -69,6 +69,7 @@ def ranks(rank, folder):
                 "nonfinite": nonfinite_losses(rank),
                 "refused": refused(rank),
                 "sharded": sharded(rank),
+                "left_out": left_out(rank),
                 "warned": [
                     warnings_of(early),
                     warnings_of(unsharded()),
@@ -282,6 +283,44 @@ def sharded(rank):
     }
 
 
+def left_out(rank):
+    """Leave every fifth sample out of the batches, as a framework shards them, with a resume.
+
+    Return what this rank trains, and when a step is due. The state of rank 0 is that of all ranks.
+    """
+    seen, due = [], []
+
+    def begin():
+        # Some batches must be filled.
+        return fp.Pruner(
+            N - 3, fp.FullData(1), batch_size=BATCH, sharded_by_loader=True, accumulation=100
+        )
+
+    def batches(pruner):
+        order = pruner.sampler.order()
+        filled = order[torch.arange(-(-len(order) // (WORLD * BATCH)) * WORLD * BATCH) % len(order)]
+        return filled.split(BATCH)[rank::WORLD]
+
+    def record(pruner, indices):
+        readable = indices[indices % 5 > 0]
+        pruner.record(readable, torch.ones(len(readable)))
+        seen.extend(readable.tolist())
+        due.append(pruner.step_is_due)
+
+    stopped, resumed = begin(), begin()
+    stopped.start_epoch(0)
+    for indices in batches(stopped)[:2]:
+        record(stopped, indices)
+    stopped.synchronize()
+    states = [stopped.state_bytes()]
+    torch.distributed.broadcast_object_list(states)
+    resumed.load_state_bytes(states[0])
+    for _ in resumed.epochs():
+        for indices in batches(resumed):
+            record(resumed, indices)
+    return {"seen": seen, "due": due}
+
+
 def unsharded(batch_size=BATCH):
     """Return a pruner that leaves sharding to a framework that does not exist."""
     return fp.Pruner(N, POLICY, seed=1, batch_size=batch_size, sharded_by_loader=True)
@@ -437,6 +476,16 @@ def test_batches_that_a_framework_shards_count_as_those_of_one_process(two_ranks
         ]
         assert rank["position"] == {"epoch": 4, "batches": 2, "samples": 2 * BATCH}
         assert "synchronize" in rank["careless"]
+
+
+def test_samples_that_are_left_out_of_sharded_batches_count_as_loaded(two_ranks):
+    first, second = (rank["left_out"] for rank in two_ranks)
+    assert first["due"] == second["due"] == [*(len(first["due"]) - 1) * [False], True]
+    times = np.bincount(first["seen"] + second["seen"], minlength=N - 3)
+    readable = np.arange(N - 3) % 5 > 0
+    assert times[readable].min() == 1
+    assert times[~readable].max() == 0
+    assert times.sum() < readable.sum() + WORLD * BATCH  # The last batches are filled.
 
 
 def test_ranks_that_all_train_everything_or_share_twice_are_noticed_once(two_ranks):

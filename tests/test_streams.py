@@ -659,6 +659,23 @@ def test_shards_in_other_folders_and_in_the_order_of_a_dict_number_the_samples_a
     assert KeyIndex.scan(names, keys).digest() == INDEX.digest()
 
 
+def test_a_training_continues_although_its_shards_have_moved():
+    first, moved, other = (
+        KeyIndex.scan([f"{folder}/{shard}" for shard in order], lambda name: keys(name[-1]))
+        for folder, order in (("x", SIZES), ("y", SIZES), ("x", reversed(SIZES)))
+    )
+    loaders = [
+        PrunedStream(made(index), index, lambda name: read(name[-1])).loader()
+        for index in (first, moved, other)
+    ]
+    state = loaders[0].state_dict()
+    loaders[1].load_state_dict(state)
+    with pytest.raises(InputError, match="got another one, which numbers the samples differently"):
+        loaders[2].load_state_dict(state)
+    earlier = {**state, "index": first.digest()}  # As earlier versions saved it.
+    loaders[0].load_state_dict(earlier)
+
+
 def test_a_rank_alone_leaves_out_only_what_is_dropped():
     pruner = made(policy=fp.FullData(2), batch_size=22, drop_last=True)
     stream = PrunedStream(pruner, INDEX, read)

@@ -806,11 +806,19 @@ def test_gradients_that_the_trainer_does_not_divide_give_a_warning(tmp_path):
         trained("text", tmp_path, gradient_accumulation_steps=2, max_steps=1)
 
 
-def test_the_weights_of_a_policy_have_their_effect_if_the_trainer_does_not_divide(tmp_path):
+def losses_of_texts(outputs, inputs):
+    return F.cross_entropy(outputs.logits, inputs["labels"], reduction="none")
+
+
+@pytest.mark.parametrize("sample_losses", [None, losses_of_texts])
+def test_the_weights_of_a_policy_have_their_effect_if_the_trainer_does_not_divide(
+    sample_losses, tmp_path
+):
     policy = fp.InfoBatch(EPOCHS, save=0.2, anneal=0.2)
+    more = {"sample_losses": sample_losses}
     with pytest.warns(RuntimeWarning, match="gradients are 2 times too large"):
         undivided = trained(
-            "text", tmp_path, policy, gradient_accumulation_steps=2, learning_rate=0.05
+            "text", tmp_path, policy, more=more, gradient_accumulation_steps=2, learning_rate=0.05
         )
 
     class Remedied(Watched):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
+import numpy as np
 import torch
 from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
@@ -24,7 +25,7 @@ from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import PrunedLoaders
-from fineprune.pruning.loop_checks import LoopChecks, check_batch
+from fineprune.pruning.loop_checks import LoopChecks, check_batch, check_not_recomputed
 from fineprune.pruning.loop_warnings import LoopWarnings
 from fineprune.pruning.loss_buffer import (
     MOST_LOSSES_WAITING,
@@ -391,8 +392,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
         Raises:
             InputError: A shape, a type or an index is wrong; the epoch has ended, or all samples of
-                its plan have been recorded; an earlier batch was changed in place; or the ranks do
-                not exchange the losses from which the policy learns.
+                its plan have been recorded; an earlier batch was changed in place; the ranks do not
+                exchange the losses from which the policy learns; or this is called in a backward
+                pass, by ``torch.utils.checkpoint``.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
         index = as_numbers("indices", index)
@@ -400,6 +402,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             of_batch = None if logits is None else logits.detach()
             self._record_untraced(self, index, losses.detach(), of_batch, labels)
         else:  # Outside a compiled step, the call above takes longer.
+            check_not_recomputed()
             self._record(index, losses, logits, labels)
         return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
 
@@ -705,10 +708,34 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _samples_loaded(self, progress: Progress[Plan]) -> int:
         """Return how many samples of the order of all ranks are behind the last recorded batch.
 
-        These are the recorded ones and, if a subclass can tell, those that were left out of their
-        batches, such as files that cannot be read.
+        These are the recorded ones and those that were left out of their batches, such as files
+        that cannot be read. Where the last batch lies in the order tells whether there are some, or
+        batches of the batch size were recorded in parts.
         """
-        return progress.samples
+        recorded, batch, last = progress.samples, self._samples_per_batch, self._last_index
+        if batch is None or last is None or not self._cycle.sampler_read:
+            return recorded
+        ranks = self._shape.num_replicas
+        number, start = progress.batches - self._batches_before, self.sampler.start
+        loaded = min(start + number * batch, progress.planned)
+        # With half as many or fewer, batches are recorded in parts, or are smaller ones.
+        if recorded >= loaded or 2 * (recorded - start) <= number * batch:
+            return recorded
+        size, own = batch // ranks, (recorded - start) // ranks
+        indices = last.cpu().numpy()
+        order = self.sampler.leading(number * size)
+        block = order[(number - 1) * size :]
+        if self._checks.sharded and loaded == progress.planned:
+            # A framework fills the last batches with the first samples.
+            block = np.concatenate([block, order[:size]])
+        if not np.isin(indices, block).all():
+            return recorded
+        places = (number - 1) * size + np.flatnonzero(np.isin(block, indices))
+        # Without a gap, the batches have several sizes, or only the end of the last one is missing.
+        if places[-1] == own - 1 and places[-1] - places[0] == len(indices) - 1:
+            return recorded
+        # The first batch may also be a smaller one, or a part.
+        return loaded if number > 1 or places[-1] >= own else recorded
 
     @uninterrupted()
     def _show(self, epoch: int) -> None:

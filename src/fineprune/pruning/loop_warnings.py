@@ -43,11 +43,14 @@ _ENOUGH_STEPS = 0.98
 _OTHER_STEPS = {"batches", "cut", "dropped", "gaps"}
 
 # An epoch recorded far fewer samples than the plan keeps if it recorded at most this share of them.
-_FEW = 2 / 3
+_FEW = 0.8
 
-# Consecutive batches follow each other in the epoch's order at a distance of one batch. If batches
-# are sharded once more or recorded only now and then, the distance is two batches or more.
-_FAR = 1.5
+# Consecutive batches follow each other in the epoch's order at a distance of one batch. If a
+# framework shards them once more, it is two batches or more; if every third or fourth one is not
+# recorded, it is four thirds or more. If many samples were left out of their batches, it is more
+# than so many samples for each recorded one.
+_FAR = 1.2
+_FAR_PER_SAMPLE = 1.5
 
 # With fewer batches, a framework may have given a rank all kept samples in order to fill a batch.
 _ENOUGH_BATCHES = 4
@@ -400,21 +403,29 @@ class LoopWarnings:
     def _of_gaps(
         self, progress: "Progress[Any]", watched: list[npt.NDArray[np.int64]]
     ) -> str | None:
-        """Warn if far too few samples were recorded, because batches between them are missing."""
+        """Warn if far too few samples were recorded, and there are gaps between them."""
         if not watched or progress.samples > _FEW * progress.planned or "gaps" in self._warned:
             return None
-        number = sum(map(len, watched))
+        checks = self._checks
         # If a framework shards the batches, this rank trains every so manieth of the order.
-        per_batch = number / len(watched) * self._checks.num_ranks / self._checks.shape.num_replicas
-        order = self._sampler.leading(round(_SEARCHED * per_batch * len(watched)))
-        if batch_distance(watched, order) <= _FAR * per_batch:
+        sizes = np.array([len(index) for index in watched])
+        sizes = sizes * checks.num_ranks / checks.shape.num_replicas
+        whole = max(sizes.max(), checks.shape.batch_size or 0)
+        order = self._sampler.leading(round(_SEARCHED * sizes.sum()))
+        if batch_distance(watched, order) <= min(_FAR * whole, _FAR_PER_SAMPLE * sizes.mean()):
             return None
+        # One process has nothing to shard.
+        shards = (
+            "if a framework shards the batches itself, make the Pruner with sharded_by_loader=True "
+            "(or num_replicas=1 and the batch size of all ranks together); otherwise, "
+            if checks.num_ranks > 1
+            else ""
+        )
         return (
             f"epoch {progress.plan.epoch} recorded {progress.samples} samples, but its plan keeps "
-            f"{progress.planned}, and there are gaps between the recorded batches: if a framework "
-            f"shards the batches itself, make the Pruner with sharded_by_loader=True (or "
-            f"num_replicas=1 and the batch size of all ranks together); otherwise, record every "
-            f"batch"
+            f"{progress.planned}, and there are gaps between the recorded ones: {shards}record "
+            f"every batch, even one without a step (its losses may be NaN), and give the Pruner "
+            f"only samples that can be trained, such as those with a label"
         )
 
     def _of_batches(self, progress: "Progress[Any]", planned: int | None) -> str | None:

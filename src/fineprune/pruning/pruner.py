@@ -393,33 +393,6 @@ class Pruner(EpochLoop[EpochPlan]):
 
     # -- internals ----------------------------------------------------------------------------
 
-    def _samples_loaded(self, progress: Progress[EpochPlan]) -> int:
-        """Return how many samples of the order of all ranks are behind the last recorded batch.
-
-        Where the last batch lies in the order tells whether samples were left out of the batches,
-        or batches of the batch size were recorded in parts.
-        """
-        recorded, batch, last = progress.samples, self._samples_per_batch, self._last_index
-        if batch is None or last is None or not self._cycle.sampler_read or self._checks.sharded:
-            return recorded
-        ranks = self._shape.num_replicas
-        number, start = progress.batches - self._batches_before, self.sampler.start
-        loaded = min(start + number * batch, progress.planned)
-        # With half as many or fewer, batches are recorded in parts, or are smaller ones.
-        if recorded >= loaded or 2 * (recorded - start) <= number * batch:
-            return recorded
-        size, own = batch // ranks, (recorded - start) // ranks
-        indices = last.cpu().numpy()
-        block = self.sampler.leading(number * size)[(number - 1) * size :]
-        if not np.isin(indices, block).all():
-            return recorded
-        places = (number - 1) * size + np.flatnonzero(np.isin(block, indices))
-        # Without a gap, the batches have several sizes, or only the end of the last one is missing.
-        if places[-1] == own - 1 and places[-1] - places[0] == len(indices) - 1:
-            return recorded
-        # The first batch may also be a smaller one, or a part.
-        return loaded if number > 1 or places[-1] >= own else recorded
-
     def _warn_of_another_order(self, progress: Progress[EpochPlan]) -> None:
         """Warn if a resumed epoch would train the last batch of this rank again."""
         last, cycle = self._last_index, self._cycle

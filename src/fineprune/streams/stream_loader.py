@@ -121,7 +121,7 @@ class StreamLoader:
         position = pruner.position
         within = 0 < position.batches < pruner.batches(position.epoch)
         return {
-            "index": self._stream.index.digest(),
+            "index": self._stream.index.numbering(),
             "within_epoch": int(within),
             "num_workers": self._num_workers,
             "num_replicas": pruner.sampler.num_replicas,
@@ -132,9 +132,9 @@ class StreamLoader:
         """Check that the training can continue with this loader. Nothing is changed.
 
         Raises:
-            InputError: This is not such a state; the index has changed; or the state was saved
-                within an epoch, and the number of workers, the number of ranks or the shuffle
-                buffer has changed.
+            InputError: This is not such a state; the index numbers the samples differently; or the
+                state was saved within an epoch, and the number of workers, the number of ranks or
+                the shuffle buffer has changed.
         """
         own = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(own):
@@ -144,7 +144,8 @@ class StreamLoader:
             raise InputError(
                 f"expected a state of a StreamLoader, got {got}: give what state_dict() returned"
             )
-        if state["index"] != own["index"]:
+        # States of earlier versions hold the digest, which depends on the folders of the shards.
+        if state["index"] not in (own["index"], self._stream.index.digest()):
             raise InputError(
                 "expected the index with which the training began, got another one, which numbers "
                 "the samples differently: load the index that was saved then"

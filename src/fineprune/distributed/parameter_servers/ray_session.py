@@ -51,7 +51,7 @@ _WATCHED = ("raylet", "gcs_server")
 
 
 @contextlib.contextmanager
-def ray_session(cpus: int) -> Iterator[None]:
+def ray_session(cpus: int, processes: int = 1) -> Iterator[None]:
     """Use the Ray of this process, join the one that ``RAY_ADDRESS`` names, or start a new one.
 
     A new Ray runs on this machine only. It listens on the loopback interface, has no dashboard and
@@ -60,6 +60,15 @@ def ray_session(cpus: int) -> Iterator[None]:
 
     Within this block, SIGTERM has the same effect as before. If that was to end the process
     immediately, it raises SystemExit instead, so that Ray is shut down.
+
+    Args:
+        cpus: The number of CPUs that a new Ray must have, at least.
+        processes: The number of processes that are to be started.
+
+    Raises:
+        InputError: A new Ray may open too few files for so many processes, or nothing that can be
+            joined answers at ``RAY_ADDRESS``.
+        RunError: Ray did not start or end in time.
     """
     if ray.is_initialized():
         yield
@@ -72,6 +81,7 @@ def ray_session(cpus: int) -> Iterator[None]:
         stack.enter_context(_rays_messages_logged())
         address = os.environ.get("RAY_ADDRESS", "local")
         if address in ("", "local"):
+            _check_open_files(processes)
             # Otherwise, Ray would replace 127.0.0.1 by the address of another interface and listen
             # on all interfaces.
             ray_constants.ENABLE_RAY_CLUSTER = False
@@ -95,6 +105,22 @@ def ray_session(cpus: int) -> Iterator[None]:
         stack.enter_context(_own_sigterm(lambda: _init(options)))
         stack.callback(_shut_down)
         yield
+
+
+def _check_open_files(processes: int) -> None:
+    """Raise InputError if Ray may open too few files for so many processes: it would hang."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    # With 4 processes, Ray hangs with 64 and starts with 80. This process has 8 more for each one.
+    needed = 64 + 8 * processes
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise InputError(
+            f"expected a limit of at least {needed} open files, which Ray needs for {processes} "
+            f"processes, got {limit}: set a higher one with `ulimit -n`, or start fewer processes"
+        )
 
 
 class RayLost(RunError):

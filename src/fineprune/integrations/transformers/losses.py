@@ -69,7 +69,8 @@ class LossRecording(_Base):
 
     pruner: Pruner
     _sample_losses: SampleLosses | None
-    _compared: bool
+    _losses_are_given: bool  # By the user, who may have intended that the loss is not their mean.
+    _compared = False
     _ignores_num_items = False  # Whether the model was found not to divide by it.
     _watch_labels: bool | None
     _index: torch.Tensor | None = None  # That of the batch that is trained.
@@ -278,6 +279,8 @@ class LossRecording(_Base):
                 f"so its gradients are {given / expected:.3g} times too large with "
                 f"{' and '.join(causes)}: set trainer.model_accepts_loss_kwargs = False"
             )
+        elif self._losses_are_given:
+            return
         else:
             same = math.isclose(expected, mean, rel_tol=_TOLERANCE)
             scaled = "" if same else f" ({expected:.4g} as the Trainer scales it)"

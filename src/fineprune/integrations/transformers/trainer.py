@@ -80,7 +80,7 @@ class PruningMixin(LossRecording, PlannedEpochs):
         self._planned_dataset = self.train_dataset
         self._sample_losses = sample_losses
         self._watch_labels = watch_labels
-        self._compared = sample_losses is not None
+        self._losses_are_given = sample_losses is not None
         own = type(self).compute_loss is not PruningMixin.compute_loss
         if sample_losses is None and self.pruner.policy.needs_losses and not own:
             self._sample_losses = self._known_sample_losses()  # Raises its error now.

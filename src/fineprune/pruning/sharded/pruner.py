@@ -132,7 +132,7 @@ class ShardedPruner(EpochLoop[Share]):
             replicas,
             seed,
             cycle=cycle,
-            sampler=ShardedSampler(cycle, self.set_epoch),
+            sampler=ShardedSampler(cycle, self.set_epoch, replicas.size),
             flush_every=max(1, _FLUSH_AT // batch_size),
             batch_size=batch_size,
         )
@@ -182,12 +182,14 @@ class ShardedPruner(EpochLoop[Share]):
         foreign = np.empty(0, dtype=np.int64)
         if isinstance(self._policy, OwnedFinePruning):
             foreign = self._policy.foreign
+        unfinished = cycle.unfinished
+        loaded = 0 if unfinished is None else self._samples_loaded(unfinished)
         return {
             **self._identity(),
             "epoch": cycle.epoch,
             "open": cycle.is_open,
             "batches": self.position.batches,
-            "samples": self.position.samples,
+            "samples": loaded // self._replicas.size,
             "nonfinite": self._recorder.nonfinite,
             "kept": self.num_kept(cycle.epoch),
             "foreign": torch.from_numpy(foreign),

@@ -21,10 +21,14 @@ class ShardedSampler(Sampler[int]):
     Args:
         cycle: The state of the current epoch, in which the sampler notes that it was read.
         choose_epoch: Function that ``set_epoch`` calls with its argument.
+        num_replicas: Number of ranks.
     """
 
-    def __init__(self, cycle: EpochCycle[Share], choose_epoch: Callable[[int], None]) -> None:
+    def __init__(
+        self, cycle: EpochCycle[Share], choose_epoch: Callable[[int], None], num_replicas: int
+    ) -> None:
         self._cycle = cycle
+        self._num_replicas = num_replicas
         self._choose_epoch = choose_epoch
         self._share: Share  # ``ShardedPruner`` calls ``follow`` before anything else is called.
         self._start = 0
@@ -44,6 +48,11 @@ class ShardedSampler(Sampler[int]):
     def leading(self, number: int) -> Indices:
         """Return the first samples that this rank has yet to train, at most ``number`` of them."""
         return self._share.indices(self._start, min(self._start + number, len(self)))
+
+    @property
+    def start(self) -> int:
+        """How many samples of all ranks precede its first one in the epoch."""
+        return self._start * self._num_replicas
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain.from_iterable(self._chunks())
