@@ -311,7 +311,7 @@ def test_a_class_that_is_not_learned_is_not_skipped_if_labels_are_known():
     # Suspects of an earlier training are skipped, and the others of their class are not.
     some = unlearned & (torch.arange(200) % 20 == 0)
     earlier = fp.LabelWatch(200, 3)
-    for _ in range(5):
+    for _ in range(10):
         seeming = torch.where(some, torch.arange(200) // 20 % 2, labels)
         earlier.record(torch.arange(200), 4.0 * F.one_hot(seeming, 3), labels)
     found = earlier.ranking().scores > 0

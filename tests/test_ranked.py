@@ -91,7 +91,7 @@ def test_a_state_of_other_scores_is_refused():
         other.load_state_dict(state)
 
 
-def earlier_watch(wrong=40, scale=6.0, passes=1):
+def earlier_watch(wrong=40, scale=6.0, passes=10):
     """Return the watch of a training in which the first labels were wrong."""
     labels = torch.arange(N) % 4
     logits = scale * torch.nn.functional.one_hot(labels, 4).float()
@@ -148,7 +148,8 @@ def test_the_watch_of_other_data_is_said_if_the_labels_are_recorded(moved):
     labels = torch.arange(N) % 4
     logits = 6 * torch.nn.functional.one_hot(labels, 4).float()
     watch = fp.LabelWatch(N, 4)
-    watch.record(torch.arange(N - 1), logits[:-1], labels[:-1])
+    for _ in range(10):
+        watch.record(torch.arange(N - 1), logits[:-1], labels[:-1])
     pruner = fp.Pruner(N, fp.Ranked(EPOCHS, watch, rates=RATES), batch_size=BATCH)
     index = next(iter(pruner.sampler.order().split(BATCH)))
     with warnings.catch_warnings(record=True) as caught:
@@ -278,6 +279,10 @@ def begun(watch, **options):
     return fp.Adaptive(EPOCHS, 0.35, RATES, earlier=watch, **options)
 
 
+def watch_alone(watch):
+    return fp.Ranked(EPOCHS, watch, rates=RATES)
+
+
 def adaptive_plans(pruner, losses=None, epochs=EPOCHS):
     kept = []
     for _ in pruner.epochs():
@@ -305,29 +310,51 @@ def test_adaptive_skips_earlier_suspects_from_the_first_epoch_on(patience):
     assert sum(-(-len(samples) // BATCH) for samples in kept) == pruner.total_steps() == 156
 
 
-@pytest.mark.parametrize(("before", "added"), [(0, 0), (11, 0), (12, 12)])
-def test_adaptive_adds_what_it_finds_to_earlier_suspects(before, added):
+@pytest.mark.parametrize(
+    ("before", "skipped", "at_last"), [(0, 0, 0), (15, 0, 0), (16, 16, 16), (11, 0, 24)]
+)
+@pytest.mark.filterwarnings("ignore:the earlier training has 1[15] suspects")
+def test_adaptive_adds_what_it_finds_to_earlier_suspects(before, skipped, at_last):
     losses = torch.ones(N)
-    losses[: before + 12] = 3.0  # 7.5 % of all samples are 24, and those found before count.
+    # 7.5 % of all samples are 24, and those found before count, of which 5 % are skipped at once.
+    losses[: max(at_last, 23)] = 3.0
     pruner = fp.Pruner(N, begun(earlier_watch(before), chance=2.0), batch_size=BATCH)
-    assert pruner.policy.num_suspects() == before
+    assert pruner.policy.num_suspects() == skipped
     adaptive_plans(pruner, losses, epochs=8)
-    assert pruner.policy.num_suspects() == before + added
+    assert pruner.policy.num_suspects() == at_last
+
+
+@pytest.mark.parametrize("make", [begun, watch_alone])
+def test_few_suspects_of_an_earlier_training_are_not_skipped_which_is_said(make):
+    said = r"15 suspects that may be skipped, less than 5% .* fp.Ranked suspects=15 to skip them"
+    with pytest.warns(RuntimeWarning, match=said):
+        policy = make(earlier_watch(15))
+    pruner = fp.Pruner(N, policy, batch_size=BATCH)
+    assert pruner.policy.num_suspects() == 0
+    assert fp.Ranked(EPOCHS, earlier_watch(15), rates=RATES, suspects=15).num_suspects() == 15
+
+
+@pytest.mark.parametrize("make", [begun, watch_alone])
+def test_the_suspects_of_a_short_or_bad_training_are_skipped_with_a_warning(make):
+    for watch in (earlier_watch(passes=9), earlier_watch(scale=0.0)):
+        with pytest.warns(RuntimeWarning, match=r"too little to tell wrong labels from hard samp"):
+            make(watch)
 
 
 # The labels have 0.45 or 0.53 of the evidence, and this training makes 12 * 0.65 = 7.8 passes.
-@pytest.mark.parametrize(("scale", "passes", "added"), [(0.9, 8, 0), (1.2, 8, 24), (0.9, 7, 24)])
+@pytest.mark.filterwarnings("ignore:the earlier training has")
+@pytest.mark.parametrize(("scale", "passes", "added"), [(0.9, 8, 0), (1.2, 8, 20), (0.9, 7, 20)])
 def test_adaptive_adds_to_the_suspects_of_a_network_that_learned_the_others_or_trained_shorter(
     scale, passes, added
 ):
-    watch = earlier_watch(12, scale, passes)
+    watch = earlier_watch(16, scale, passes)
     assert watch.passes == passes
     assert watch.ranking().learned == (scale > 1)
     pruner = fp.Pruner(N, begun(watch, chance=2.0), batch_size=BATCH)
     losses = torch.ones(N)
-    losses[12:36] = 3.0
+    losses[16:36] = 3.0
     adaptive_plans(pruner, losses, epochs=8)
-    assert pruner.policy.num_suspects() == 12 + added
+    assert pruner.policy.num_suspects() == 16 + added
 
 
 def test_adaptive_adds_no_hard_samples_where_earlier_mistakes_are_in_few_pairs_of_classes():
@@ -336,7 +363,8 @@ def test_adaptive_adds_no_hard_samples_where_earlier_mistakes_are_in_few_pairs_o
     watch = fp.LabelWatch(N, 4)
     # Different logits, because equal scores are not called confused.
     noise = torch.rand(N, 4, generator=torch.Generator().manual_seed(0))
-    watch.record(torch.arange(N), 6 * torch.nn.functional.one_hot(truth, 4) + noise, given)
+    for _ in range(10):
+        watch.record(torch.arange(N), 6 * torch.nn.functional.one_hot(truth, 4) + noise, given)
     assert watch.ranking().confused.any()
     assert watch.num_suspects() == 40
     pruner = fp.Pruner(N, begun(watch, chance=2.0), batch_size=BATCH)

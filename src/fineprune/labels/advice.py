@@ -10,30 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import Ranking, num_wrong
+from fineprune.labels.ranking import EARLY, FEW_WRONG, Ranking, num_wrong
 
 # Saving was measured with correct labels and with 30 % wrong ones. From half of these on, labels
-# count as wrong; up to a few percent, they count as correct. Between them, nothing was measured.
-_CORRECT, _NOISY = 0.05, 0.15
+# count as wrong; below ``FEW_WRONG``, they count as correct. Between them, nothing was measured.
+_NOISY = 0.15
 
 # The share to save with which all means were measured.
 _SAVE = 0.35
 
-# A sample counts as learned if its mean loss is below this share of the loss of chance.
-_LEARNED = 0.1
-
-# With smaller shares of learned samples and of samples that the network answers as they are
-# labelled, it has learned little, and the estimate of the number of wrong labels is far too high.
-# The second one matters if many labels are wrong, since few losses are near zero then. It was at
-# most 0.49 where the estimate was far too high, and at least 0.56 in full trainings of 30 epochs
-# where it was right (docs/results/labels.md).
-_TOO_FEW = 0.05
-_TOO_FEW_ANSWERED = 0.55
-
 # Before so many visits of each sample, the estimate of the number of wrong labels is too high, by
-# up to this factor after the first number of them, and less after more.
-_EARLY, _ENOUGH = 10, 20
+# up to this factor after ``EARLY`` of them, and less after more. If the network wavers over more
+# samples than the first share, it may be even higher; if over fewer than the second, it is not.
+_ENOUGH = 20
 _TOO_HIGH = 2.4
+_WAVERING, _DECIDED = 0.2, 0.1
 
 # So many pairs of classes, and so many classes that were not learned, are named.
 _PAIRS, _NAMED = 3, 10
@@ -95,9 +86,8 @@ def advice_of(
         classes: The name of each class.
         cost: The cost of the training, with which that of each means is named; None to name shares.
     """
-    recorded = evidence.visits > 0
-    samples = int(recorded.sum())
-    visits = float(evidence.visits[recorded].float().mean())
+    samples = int((ranking.labels >= 0).sum())
+    visits, answered = ranking.visits, ranking.answered
     joint = ranking.joint.cpu()
     wrong = num_wrong(joint)
     sentences = [
@@ -111,18 +101,14 @@ def advice_of(
             f"{evidence.num_samples - samples:,} of {evidence.num_samples:,} samples were never "
             f"recorded with a label and a finite loss, so nothing is known of their labels."
         )
-    learned = evidence.loss[recorded] < _LEARNED * math.log(evidence.num_classes)
-    part = float(learned.float().mean())
-    answered = ranking.answered
-    too_few = part < _TOO_FEW and answered < _TOO_FEW_ANSWERED
-    trusted = visits >= _EARLY and not too_few
-    if too_few:
+    wavers = visits < _ENOUGH and ranking.wavering >= _WAVERING
+    if ranking.learned_little:
         sentences.append(
             f"Hardly any sample has a loss near zero, and the network answers {answered:.0%} of "
             f"them as they are labelled. It has learned little, so the estimate is probably far "
             f"too high: a longer or better training says more."
         )
-    elif visits < _EARLY:
+    elif visits < EARLY:
         sentences.append(
             f"Each sample was trained {visits:.1f} times on average, which is early: where the "
             f"truth is known, the estimate was up to 2.4 times too high after ten epochs, and up "
@@ -135,11 +121,18 @@ def advice_of(
             f"learned clearly later than most, which may be too few: look at the first suspects, "
             f"or watch fewer epochs."
         )
+    elif wavers:
+        sentences.append(
+            f"Each sample was trained {visits:.1f} times on average, and the network still changes "
+            f"its answers to {ranking.wavering:.0%} of them, so the estimate may be far too high: "
+            f"watch a longer training."
+        )
     elif visits < _ENOUGH:
         sentences.append(
             f"Each sample was trained {visits:.1f} times on average. Where the truth is known, the "
             f"estimate was 1.1 to 2.4 times the true number after ten epochs of a small network, "
-            f"and nearly right after 30: it may be too high."
+            f"and nearly right after 30: it may be too high, or too small if the network has "
+            f"memorised labels."
         )
     else:
         sentences.append(
@@ -169,18 +162,45 @@ def advice_of(
             f"labels. A training that skips the suspects of this one does not skip these."
         )
     sentences.append(
-        f"{part:.0%} of the samples were learned: their mean loss, in "
+        f"{ranking.near_zero:.0%} of the samples were learned: their mean loss, in "
         f"which later visits count more, is below a tenth of that of chance."
     )
-    if not trusted:
+    if visits < EARLY or ranking.learned_little or wavers:
         return [*sentences, _TOO_EARLY]
-    share = wrong / samples
-    if visits < _ENOUGH:  # It may be smaller, but nothing shows that the labels are correct.
-        too_high = _TOO_HIGH ** ((_ENOUGH - visits) / (_ENOUGH - _EARLY))
-        share = max(share / too_high, min(share, _CORRECT))
+    # Of classes that were not learned, suspects say little.
+    share = int((ranking.scores > 0).logical_and(~unlearned).sum()) / samples
+    if visits < _ENOUGH and ranking.wavering >= _DECIDED:
+        # It may be smaller, but nothing shows that the labels are correct.
+        too_high = _TOO_HIGH ** ((_ENOUGH - visits) / (_ENOUGH - EARLY))
+        share = max(share / too_high, min(share, FEW_WRONG))
     best, *others = _means(share, cost)
     again = [_AGAIN] if share >= _NOISY else []
     return [*sentences, best, *again, *others]
+
+
+def doubts(ranking: Ranking, *, chosen: bool = False) -> list[str]:
+    """Return why a second training should not skip the suspects of an earlier one, as sentences.
+
+    Args:
+        ranking: The ranking of the earlier training.
+        chosen: Whether the user says how many samples to skip. Otherwise, few ones are not skipped.
+    """
+    found = []
+    if ranking.visits < EARLY or ranking.learned_little:
+        found.append(
+            f"the earlier training has trained each sample {ranking.visits:.1f} times on average, "
+            f"and answers {ranking.answered:.0%} of them as they are labelled, which is too little "
+            f"to tell wrong labels from hard samples that a network needs: watch a longer or "
+            f"better training"
+        )
+    number = int(ranking.to_skip.sum())
+    if number and ranking.too_few and not chosen:
+        found.append(
+            f"the earlier training has {number} suspects that may be skipped, less than "
+            f"{FEW_WRONG:.0%} of the samples, as with right labels, so none is skipped from the "
+            f"first epoch on: review them, or give fp.Ranked suspects={ranking.num_suspects} to skip them all the same"
+        )
+    return found
 
 
 def advice_of_losses(
@@ -241,7 +261,7 @@ def _means(wrong: float, cost: FullCost | None) -> list[str]:
             "labels, fp.Adaptive was as accurate (0.02 ±0.54 points above it, and 0.05 ±0.21 in a "
             "ResNet-9 whose rate falls smoothly)."
         )
-        if wrong >= _CORRECT:
+        if wrong >= FEW_WRONG:
             best = (
                 "Such a share of wrong labels was not measured, only none and 30 %: review the "
                 "suspects, and take the shorter schedule (fp.shorter), which is the simplest."

@@ -96,6 +96,22 @@ _EVEN = 1 / 3
 _NOT_LEARNED = 2 / 3
 _BESIDE_OTHERS, _NEARLY_ALL, _FEWEST = 1.5, 0.95, 5
 
+# Below this share of wrong labels, all labels count as right: skipping was not measured to pay, and
+# where suspects had right labels, they could be most of a part of their class.
+FEW_WRONG = 0.05
+
+# Before so many visits of each sample, and in a network that answers fewer than these shares of the
+# samples with a loss near zero and as they are labelled, the estimate of the number of wrong labels
+# is far too high. The last share matters if many labels are wrong, since few losses are near zero
+# then. It was at most 0.49 where the estimate was far too high, and at least 0.56 in full trainings
+# of 30 epochs where it was right (docs/results/labels.md).
+EARLY = 10
+_NEAR_ZERO = 0.1  # as a share of the loss of chance
+_FEW_NEAR_ZERO, _FEW_ANSWERED = 0.05, 0.55
+
+# Between these shares of its visits, the network wavers whether to answer a sample as labelled.
+_WAVERS = 0.2, 0.8
+
 # After 30 epochs of the trainings of docs/results/labels.md, one counts 1.4 to 3.2 times the true
 # number of wrong labels, because hard samples count, and five counts 0.2 to 0.6 times as many.
 _CONTRADICTS = 2.0
@@ -125,6 +141,10 @@ class Ranking:
         learned: Whether the samples that are not suspects were learned.
         answered: The share of the recorded samples whose label has the largest mean softmax.
         by_heart: Whether wrong labels were learned by heart, so that ``learned_late`` counts them.
+        visits: The mean number of visits of the recorded samples.
+        near_zero: The share of the recorded samples whose mean loss is near zero.
+        wavering: The share of the recorded samples that the network answered as they are labelled
+            in some visits, and otherwise in others.
     """
 
     labels: Tensor
@@ -136,6 +156,9 @@ class Ranking:
     learned: bool
     answered: float
     by_heart: bool
+    visits: float
+    near_zero: float
+    wavering: float
 
     @property
     def num_suspects(self) -> int:
@@ -163,6 +186,16 @@ class Ranking:
         """
         sizes = self.labels[self.labels >= 0].bincount(minlength=len(self.joint))
         return (self.scores > 0) & ~self.unlearned & ~rare_classes(sizes)[self.labels]
+
+    @property
+    def too_few(self) -> bool:
+        """Whether those ``to_skip`` are so few that labels count as right, and none is skipped."""
+        return int(self.to_skip.sum()) < FEW_WRONG * int((self.labels >= 0).sum())
+
+    @property
+    def learned_little(self) -> bool:
+        """Whether the network has learned so little that far too many labels look wrong."""
+        return self.near_zero < _FEW_NEAR_ZERO and self.answered < _FEW_ANSWERED
 
     def suspects(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what ``LabelWatch.suspects`` does."""
@@ -225,6 +258,8 @@ def rank(evidence: Evidence) -> Ranking:
     number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
     confused = scores > level_between(scores[known], number)
     others = own[known & (scores <= 0)]
+    agreed = evidence.agreed[known] / evidence.visits[known]
+    near_zero = evidence.loss[known] < _NEAR_ZERO * math.log(classes)
     return Ranking(
         labels,
         scores,
@@ -235,6 +270,9 @@ def rank(evidence: Evidence) -> Ranking:
         learned=len(others) > 0 and float(others.mean()) > 1 / 2,
         answered=share_answered,
         by_heart=heart == 1,
+        visits=float(evidence.visits[known].float().mean()),
+        near_zero=float(near_zero.float().mean()),
+        wavering=float(((agreed > _WAVERS[0]) & (agreed < _WAVERS[1])).float().mean()),
     )
 
 
