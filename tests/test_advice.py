@@ -81,7 +81,7 @@ def test_an_early_network_that_changes_its_answers_says_nothing_of_the_means():
     said = watch_with(0.3, visits=19, wavering=0.25).advice()
     assert any("still changes its answers to 25% of them" in line for line in said)
     assert said[-1].startswith("It is too early")
-    assert not said[-1] == watch_with(0.3, wavering=0.25).advice()[-1]
+    assert said[-1] != watch_with(0.3, wavering=0.25).advice()[-1]
 
 
 def test_suspects_of_classes_that_were_not_learned_do_not_decide_on_the_means():

@@ -5,7 +5,6 @@ are quoted here are those of labels.md, adaptive.md, resnet9.md and second-train
 docs/results.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -198,7 +197,8 @@ def doubts(ranking: Ranking, *, chosen: bool = False) -> list[str]:
         found.append(
             f"the earlier training has {number} suspects that may be skipped, less than "
             f"{FEW_WRONG:.0%} of the samples, as with right labels, so none is skipped from the "
-            f"first epoch on: review them, or give fp.Ranked suspects={ranking.num_suspects} to skip them all the same"
+            f"first epoch on: review them, or give fp.Ranked suspects={ranking.num_suspects} to "
+            f"skip them all the same"
         )
     return found
 
