@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import EARLY, FEW_WRONG, Ranking, num_wrong
+from fineprune.labels.ranking import EARLY, ENOUGH, FEW_WRONG, Ranking, num_wrong
 
 # Saving was measured with correct labels and with 30 % wrong ones. From half of these on, labels
 # count as wrong; below ``FEW_WRONG``, they count as correct. Between them, nothing was measured.
@@ -18,12 +18,12 @@ _NOISY = 0.15
 # The share to save with which all means were measured.
 _SAVE = 0.35
 
-# Before so many visits of each sample, the estimate of the number of wrong labels is too high, by
-# up to this factor after ``EARLY`` of them, and less after more. If the network wavers over more
-# samples than the first share, it may be even higher; if over fewer than the second, it is not.
-_ENOUGH = 20
+# Before ``ENOUGH`` visits of each sample, the estimate of the number of wrong labels is too high,
+# by up to this factor after ``EARLY`` of them, and less after more. It may be even higher if at
+# least the first share of the samples are suspects over which the network wavers, and is not if at
+# most the second one are.
 _TOO_HIGH = 2.4
-_WAVERING, _DECIDED = 0.2, 0.1
+_WAVERING, _DECIDED = 0.03, 0.02
 
 # So many pairs of classes, and so many classes that were not learned, are named.
 _PAIRS, _NAMED = 3, 10
@@ -100,7 +100,9 @@ def advice_of(
             f"{evidence.num_samples - samples:,} of {evidence.num_samples:,} samples were never "
             f"recorded with a label and a finite loss, so nothing is known of their labels."
         )
-    wavers = visits < _ENOUGH and ranking.wavering >= _WAVERING
+    suspects = ranking.scores > 0
+    wavering = int((suspects & ranking.wavering).sum()) / samples
+    wavers = visits < ENOUGH and not ranking.by_heart and wavering >= _WAVERING
     if ranking.learned_little:
         sentences.append(
             f"Hardly any sample has a loss near zero, and the network answers {answered:.0%} of "
@@ -122,11 +124,11 @@ def advice_of(
         )
     elif wavers:
         sentences.append(
-            f"Each sample was trained {visits:.1f} times on average, and the network still changes "
-            f"its answers to {ranking.wavering:.0%} of them, so the estimate may be far too high: "
-            f"watch a longer training."
+            f"Each sample was trained {visits:.1f} times on average, and {wavering:.0%} of them "
+            f"seem wrong now although they were often answered as they are labelled, so the "
+            f"estimate may be far too high: watch a longer training."
         )
-    elif visits < _ENOUGH:
+    elif visits < ENOUGH:
         sentences.append(
             f"Each sample was trained {visits:.1f} times on average. Where the truth is known, the "
             f"estimate was 1.1 to 2.4 times the true number after ten epochs of a small network, "
@@ -154,7 +156,7 @@ def advice_of(
     if unlearned.any():
         names = [classes[number] for number in ranking.labels[unlearned].unique().tolist()]
         some = names if len(names) <= _NAMED else [*names[:_NAMED], "..."]
-        number = int((ranking.scores[unlearned] > 0).sum())
+        number = int(suspects[unlearned].sum())
         sentences.append(
             f"{number:,} of them are in classes that the network has not learned "
             f"({', '.join(some)}), most of whose samples are suspects. This says little of their "
@@ -167,40 +169,33 @@ def advice_of(
     if visits < EARLY or ranking.learned_little or wavers:
         return [*sentences, _TOO_EARLY]
     # Of classes that were not learned, suspects say little.
-    share = int((ranking.scores > 0).logical_and(~unlearned).sum()) / samples
-    if visits < _ENOUGH and ranking.wavering >= _DECIDED:
+    share = int((suspects & ~unlearned).sum()) / samples
+    if visits < ENOUGH and wavering > _DECIDED:
         # It may be smaller, but nothing shows that the labels are correct.
-        too_high = _TOO_HIGH ** ((_ENOUGH - visits) / (_ENOUGH - EARLY))
+        too_high = _TOO_HIGH ** ((ENOUGH - visits) / (ENOUGH - EARLY))
         share = max(share / too_high, min(share, FEW_WRONG))
     best, *others = _means(share, cost)
     again = [_AGAIN] if share >= _NOISY else []
     return [*sentences, best, *again, *others]
 
 
-def doubts(ranking: Ranking, *, chosen: bool = False) -> list[str]:
-    """Return why a second training should not skip the suspects of an earlier one, as sentences.
-
-    Args:
-        ranking: The ranking of the earlier training.
-        chosen: Whether the user says how many samples to skip. Otherwise, few ones are not skipped.
-    """
-    found = []
-    if ranking.visits < EARLY or ranking.learned_little:
-        found.append(
-            f"the earlier training has trained each sample {ranking.visits:.1f} times on average, "
-            f"and answers {ranking.answered:.0%} of them as they are labelled, which is too little "
-            f"to tell wrong labels from hard samples that a network needs: watch a longer or "
-            f"better training"
-        )
-    number = int(ranking.to_skip.sum())
-    if number and ranking.too_few and not chosen:
-        found.append(
-            f"the earlier training has {number} suspects that may be skipped, less than "
-            f"{FEW_WRONG:.0%} of the samples, as with right labels, so none is skipped from the "
-            f"first epoch on: review them, or give fp.Ranked suspects={ranking.num_suspects} to "
-            f"skip them all the same"
-        )
-    return found
+def doubt_of(ranking: Ranking) -> str | None:
+    """Return why a second training skips no suspects of this one; None if it does, or has none."""
+    number = ranking.num_suspects
+    if not number or ranking.to_skip_again.any() or not ranking.to_skip.any():
+        return None
+    reason = (
+        f"are fewer than {FEW_WRONG:.0%} of the samples if those that it wavers over are left out"
+    )
+    if ranking.learned_little:
+        reason = f"may be hard samples: it answers only {ranking.answered:.0%} as they are labelled"
+    elif ranking.visits < EARLY:
+        reason = f"may be hard samples: it trained each one only {ranking.visits:.1f} times"
+    return (
+        f"the {number} suspects of the earlier training {reason}, so none is skipped: watch a "
+        f"training of at least {ENOUGH} epochs, or give fp.Ranked suspects={number} to skip them "
+        f"all the same"
+    )
 
 
 def advice_of_losses(

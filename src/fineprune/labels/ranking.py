@@ -96,16 +96,18 @@ _EVEN = 1 / 3
 _NOT_LEARNED = 2 / 3
 _BESIDE_OTHERS, _NEARLY_ALL, _FEWEST = 1.5, 0.95, 5
 
-# Below this share of wrong labels, all labels count as right: skipping was not measured to pay, and
-# where suspects had right labels, they could be most of a part of their class.
+# Below this share of wrong labels, all labels count as right: skipping was not measured to pay.
 FEW_WRONG = 0.05
 
-# Before so many visits of each sample, and in a network that answers fewer than these shares of the
-# samples with a loss near zero and as they are labelled, the estimate of the number of wrong labels
-# is far too high. The last share matters if many labels are wrong, since few losses are near zero
-# then. It was at most 0.49 where the estimate was far too high, and at least 0.56 in full trainings
-# of 30 epochs where it was right (docs/results/labels.md).
-EARLY = 10
+# Before the first number of visits of each sample, the estimate of the number of wrong labels is
+# far too high, and from the second one on, it is not too high.
+EARLY, ENOUGH = 10, 20
+
+# With smaller shares of samples with a loss near zero and of samples that the network answers as
+# they are labelled, it has learned little, and the estimate is far too high. The second one matters
+# if many labels are wrong, since few losses are near zero then. It was at most 0.49 where the
+# estimate was far too high, and at least 0.56 in full trainings of 30 epochs where it was right
+# (docs/results/labels.md).
 _NEAR_ZERO = 0.1  # as a share of the loss of chance
 _FEW_NEAR_ZERO, _FEW_ANSWERED = 0.05, 0.55
 
@@ -143,8 +145,8 @@ class Ranking:
         by_heart: Whether wrong labels were learned by heart, so that ``learned_late`` counts them.
         visits: The mean number of visits of the recorded samples.
         near_zero: The share of the recorded samples whose mean loss is near zero.
-        wavering: The share of the recorded samples that the network answered as they are labelled
-            in some visits, and otherwise in others.
+        wavering: Which samples the network answered as they are labelled in 20 to 80 % of their
+            visits; bool, shape (N,).
     """
 
     labels: Tensor
@@ -158,7 +160,7 @@ class Ranking:
     by_heart: bool
     visits: float
     near_zero: float
-    wavering: float
+    wavering: Tensor
 
     @property
     def num_suspects(self) -> int:
@@ -188,9 +190,26 @@ class Ranking:
         return (self.scores > 0) & ~self.unlearned & ~rare_classes(sizes)[self.labels]
 
     @property
-    def too_few(self) -> bool:
-        """Whether those ``to_skip`` are so few that labels count as right, and none is skipped."""
-        return int(self.to_skip.sum()) < FEW_WRONG * int((self.labels >= 0).sum())
+    def to_skip_again(self) -> Tensor:
+        """Which suspects to train without in a second training, from its first epoch on.
+
+        After 20 visits, these are those ``to_skip``. Before, many suspects are hard samples, and
+        where labels are right, they can be most of a part of their class, which the second training
+        would not learn. So those over which the network wavers are not skipped either, and none is
+        if the others are fewer than 5 % of the samples, if there were fewer than 10 visits, or if
+        the network has ``learned_little``.
+
+        Returns:
+            bool, shape (N,).
+        """
+        to_skip = self.to_skip
+        if self.visits < EARLY or self.learned_little:
+            return torch.zeros_like(to_skip)
+        if self.visits < ENOUGH and not self.by_heart:
+            to_skip &= ~self.wavering
+            if int(to_skip.sum()) < FEW_WRONG * int((self.labels >= 0).sum()):
+                return torch.zeros_like(to_skip)
+        return to_skip
 
     @property
     def learned_little(self) -> bool:
@@ -258,7 +277,7 @@ def rank(evidence: Evidence) -> Ranking:
     number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
     confused = scores > level_between(scores[known], number)
     others = own[known & (scores <= 0)]
-    agreed = evidence.agreed[known] / evidence.visits[known]
+    agreed = evidence.agreed / evidence.visits  # NaN without visits, which no comparison finds.
     near_zero = evidence.loss[known] < _NEAR_ZERO * math.log(classes)
     return Ranking(
         labels,
@@ -272,7 +291,7 @@ def rank(evidence: Evidence) -> Ranking:
         by_heart=heart == 1,
         visits=float(evidence.visits[known].float().mean()),
         near_zero=float(near_zero.float().mean()),
-        wavering=float(((agreed > _WAVERS[0]) & (agreed < _WAVERS[1])).float().mean()),
+        wavering=(agreed > _WAVERS[0]) & (agreed < _WAVERS[1]),
     )
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number, warn_user
-from fineprune.labels.advice import FullCost, advice_of_losses, doubts
+from fineprune.labels.advice import FullCost, advice_of_losses, doubt_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.ranking import Ranking, of_unlearned_classes
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
@@ -102,9 +102,8 @@ class Adaptive(BudgetedPolicy):
             be suspects of ``earlier``, before any is skipped for its losses. The same share must be
             confused, or suspects of ``suspects_after``, before any is skipped for its label.
         earlier: The ``LabelWatch`` of an earlier training on the same samples and labels. Its
-            suspects are skipped from the first epoch on, except in classes that it has not learned,
-            or that are rare (``Ranking.to_skip``), and not if they are fewer than 5 % of all
-            samples. Samples that this training finds by their losses
+            suspects are skipped from the first epoch on, as far as these are clear
+            (``Ranking.to_skip_again``). Samples that this training finds by their losses
             are skipped only if wrong labels can be memorised: if the earlier training has learned
             the other samples (``Ranking.learned``), or if this one makes more passes over the data.
             They are never skipped if mistakes are in few pairs of classes (``Ranking.confused``).
@@ -373,10 +372,10 @@ class Adaptive(BudgetedPolicy):
                 f"{type(watch).__name__}: to use scores of your own, give them to fp.Ranked"
             )
         ranking = watch.ranking()
-        for doubt in doubts(ranking):
+        if doubt := doubt_of(ranking):
             warn_user(doubt)
-        self._earlier = ranking.to_skip.cpu().numpy()
-        self._num_earlier = 0 if ranking.too_few else int(np.count_nonzero(self._earlier))
+        self._earlier = ranking.to_skip_again.cpu().numpy()
+        self._num_earlier = int(np.count_nonzero(self._earlier))
         if self._num_earlier == len(self._earlier):
             raise InputError("expected some samples that are not suspects, got none in earlier=...")
         # Other samples above chance are hard ones, which a network needs that could not learn them
@@ -389,17 +388,18 @@ class Adaptive(BudgetedPolicy):
 
     def _contradicting(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the samples to skip, as far as the budget allows it."""
-        earlier = np.zeros_like(self._confused) if self._earlier is None else self._earlier
-        contradicting = earlier & (self._num_earlier > 0)
+        contradicting = np.zeros(len(self._streaks), dtype=np.bool_)
+        if self._earlier is not None:
+            contradicting |= self._earlier
         if not self.patience:
             return contradicting
         enough = self.evidence * len(contradicting)
         often_above = (self._streaks >= self.patience) & ~self._spared
         # Suspects of an earlier training are evidence, too: where it has memorised labels, hardly
         # as many others are above chance as without it (docs/results/second-training.md).
-        found = np.count_nonzero(often_above | earlier)
+        found = np.count_nonzero(often_above | contradicting)
         if self._above_means_wrong and found >= enough:
-            contradicting |= earlier | (self._above_chance() & ~self._spared)
+            contradicting |= self._above_chance() & ~self._spared
         # An unlearned class looks as if it was confused, too.
         confusable = self.suspects_after is not None or not self._spared.any()
         if confusable and np.count_nonzero(self._confused) >= enough:

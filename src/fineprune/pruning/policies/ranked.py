@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, explaining, warn_user
-from fineprune.labels.advice import doubts
+from fineprune.labels.advice import doubt_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.permutation import Permutation
@@ -46,10 +46,10 @@ class Ranked(BudgetedPolicy):
         save: The share of the optimizer steps to save, in [0, 1).
         rates: The learning rate of each epoch, as for ``Adaptive``. The default is a constant rate.
         suspects: The number of suspects: a share in [0, 1), or a whole number below N. The default
-            is ``num_suspects()`` of the ``LabelWatch``, or none if fewer than 5 % of the samples
-            are to be skipped; with other scores, it is required. Suspects
-            of classes that this training has not learned, or that are rare, are none
-            (``Ranking.to_skip``); to skip them, too, give ``watch.scores()``.
+            is the number of suspects of the ``LabelWatch`` that are clear
+            (``Ranking.to_skip_again``); with other scores, it is required. Suspects of classes that
+            this training has not learned, or that are rare, are none (``Ranking.to_skip``); to skip
+            them, too, give ``watch.scores()``.
         returning: The share of the suspects that is trained per epoch all the same.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
             part of the budget, so the other epochs are shortened more.
@@ -76,11 +76,11 @@ class Ranked(BudgetedPolicy):
         super().__init__(epochs, save, rates, returning, **options)
         if isinstance(scores, LabelWatch):
             ranking = scores.ranking()
-            for doubt in doubts(ranking, chosen=suspects is not None):
+            if suspects is None and (doubt := doubt_of(ranking)):
                 warn_user(doubt)
-            kept = (ranking.scores > 0) & ~ranking.to_skip
-            if suspects is None:
-                suspects = 0 if ranking.too_few else ranking.num_suspects
+            to_skip = ranking.to_skip_again if suspects is None else ranking.to_skip
+            kept = (ranking.scores > 0) & ~to_skip
+            suspects = ranking.num_suspects if suspects is None else suspects
             if kept.any():
                 number = prune_count(checked_prune(suspects, "suspects"), len(kept), "suspects")
                 suspects = number - int(kept.cpu()[ranking.suspects()[0][:number]].sum())
