@@ -777,6 +777,15 @@ def test_a_state_of_another_version_says_what_to_do(change):
             made().load_state_dict(other)
 
 
+def test_the_settings_of_an_own_policy_may_be_empty():
+    class Own(fp.FullData):
+        def settings(self):
+            return {**super().settings(), "of_augmentation": {}}
+
+    state = fp.Pruner(N, Own(4)).state_dict()
+    fp.Pruner(N, Own(4)).load_state_dict(state)
+
+
 def test_an_option_that_a_state_lacks_is_one_that_is_not_used():
     state = fp.Pruner(N, fp.Adaptive(4)).state_dict()
     for option in ("chance", "suspects_after"):

@@ -56,6 +56,9 @@ def test_a_limit_of_open_files_with_which_ray_hangs_is_one_line(monkeypatch):
         pass
     with ray_session(16, 2):
         pass
+    monkeypatch.setattr("resource.getrlimit", lambda which: (80, 1000))
+    with ray_session(1, 100):  # Ray raises the limit itself.
+        pass
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", ":6379", "ray://127.0.0.1:10001"])

@@ -70,6 +70,7 @@ def ranks(rank, folder):
                 "refused": refused(rank),
                 "sharded": sharded(rank),
                 "left_out": left_out(rank),
+                "left_out_on_one": left_out_on_one(rank),
                 "warned": [
                     warnings_of(early),
                     warnings_of(unsharded()),
@@ -321,6 +322,28 @@ def left_out(rank):
     return {"seen": seen, "due": due}
 
 
+def left_out_on_one(rank):
+    """Leave samples out on the first rank alone, and return how many all ranks loaded before.
+
+    The batches are sharded by a framework, or the pruner is sharded.
+    """
+    framework = fp.Pruner(64, fp.FullData(1), batch_size=4, sharded_by_loader=True, seed=1)
+    framework.start_epoch(0)
+    for number, indices in enumerate(framework.sampler.order().split(4)[rank:6:2]):
+        taken = indices[: len(indices) - 2 * (rank == 0 and number == 1)]
+        framework.record(taken, torch.ones(len(taken)))
+    framework.synchronize()
+    policy = fp.FinePruning(fp.Schedule(2, window=2, start=0), prune=0.3)
+    sharded, resumed = (fp.ShardedPruner(40, policy, batch_size=4, seed=1) for _ in range(2))
+    sharded.start_epoch(0)
+    for number, indices in enumerate(torch.tensor(list(sharded.sampler)).split(4)[:3]):
+        taken = indices[: len(indices) - (rank == 0 and number == 2)]
+        sharded.record(taken, torch.ones(len(taken)))
+    sharded.synchronize()
+    resumed.load_state_dict(sharded.state_dict())
+    return framework.state_dict()["progress"]["samples"], resumed.position.samples * WORLD
+
+
 def unsharded(batch_size=BATCH):
     """Return a pruner that leaves sharding to a framework that does not exist."""
     return fp.Pruner(N, POLICY, seed=1, batch_size=batch_size, sharded_by_loader=True)
@@ -486,6 +509,11 @@ def test_samples_that_are_left_out_of_sharded_batches_count_as_loaded(two_ranks)
     assert times[readable].min() == 1
     assert times[~readable].max() == 0
     assert times.sum() < readable.sum() + WORLD * BATCH  # The last batches are filled.
+
+
+def test_samples_that_one_rank_alone_left_out_count_as_loaded(two_ranks):
+    assert two_ranks[0]["left_out_on_one"] == (24, 24)
+    assert two_ranks[1]["left_out_on_one"][1] == 24
 
 
 def test_ranks_that_all_train_everything_or_share_twice_are_noticed_once(two_ranks):

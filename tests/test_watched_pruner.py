@@ -88,10 +88,13 @@ def test_the_evidence_is_that_of_a_watch_beside_the_pruner():
 def test_a_batch_that_is_also_given_to_the_watch_is_refused():
     pruner, index, logits, y = pruner_of(), torch.arange(8), torch.randn(8, 4), data()[:8][1]
     pruner.record(index, F.cross_entropy(logits, y, reduction="none"), logits, y)
-    assert pruner.watch is not None
-    with pytest.raises(InputError, match=r"each batch once.* not for pruner.watch if"):
-        pruner.watch.record(index, logits, y)
-    assert pruner.watch.passes == 8 / N
+    resumed = pruner_of()
+    resumed.load_state_dict(pruner.state_dict())
+    for each in (pruner, resumed, copy.deepcopy(pruner)):
+        assert each.watch is not None
+        with pytest.raises(InputError, match=r"each batch once, .* to pruner.record\(\) alone"):
+            each.watch.record(index, logits, y)
+        assert each.watch.passes == 8 / N
 
 
 def test_a_resumed_training_has_the_same_evidence():

@@ -168,8 +168,8 @@ def advice_of(
     )
     if visits < EARLY or ranking.learned_little or wavers:
         return [*sentences, _TOO_EARLY]
-    # Of classes that were not learned, suspects say little.
-    share = int((suspects & ~unlearned).sum()) / samples
+    # Of classes that were not learned, or that are rare, suspects say little.
+    share = int(ranking.to_skip.sum()) / samples
     if visits < ENOUGH and wavering > _DECIDED:
         # It may be smaller, but nothing shows that the labels are correct.
         too_high = _TOO_HIGH ** ((ENOUGH - visits) / (ENOUGH - EARLY))
@@ -193,8 +193,8 @@ def doubt_of(ranking: Ranking) -> str | None:
         reason = f"may be hard samples: it trained each one only {ranking.visits:.1f} times"
     return (
         f"the {number} suspects of the earlier training {reason}, so none is skipped: watch a "
-        f"training of at least {ENOUGH} epochs, or give fp.Ranked suspects={number} to skip them "
-        f"all the same"
+        f"training of at least {ENOUGH} epochs, or give fp.Ranked (pruning.policy=ranked) "
+        f"suspects={number} to skip them all the same"
     )
 
 

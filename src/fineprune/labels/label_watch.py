@@ -2,7 +2,6 @@
 
 import copy
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,12 @@ from torch import Tensor
 from fineprune.errors import InputError, check_whole_number, explaining, warn_user
 from fineprune.interrupts import uninterrupted
 from fineprune.labels.advice import FullCost, advice_of
-from fineprune.labels.batch import as_local, as_numbers, check_classified
+from fineprune.labels.batch import (
+    as_local,
+    as_numbers,
+    check_classified,
+    check_not_recomputed,
+)
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.dataset_attributes import (
     classes_of,
@@ -64,9 +68,7 @@ class LabelWatch(Untraced):
     more slowly, and a skipped sample keeps its evidence. A training that resumes from
     ``state_dict`` continues where it stopped. See ``Evidence``.
 
-    A watch cannot tell a second training from one that goes on, so make a new one for each
-    training. With several ranks, each rank records its own batches, and ``merge`` adds the evidence
-    of all.
+    With several ranks, each rank records its own batches, and ``merge`` adds the evidence of all.
 
     The watch takes 20 bytes per sample and two more per class. With more than 64 classes, it stores
     only the probabilities of the label and of the 16 strongest other classes, in 86 bytes per
@@ -87,10 +89,6 @@ class LabelWatch(Untraced):
         InputError: ``num_samples`` is below 1 or ``num_classes`` below 2.
     """
 
-    # The logits and indices of the last batch, without keeping them alive, and a version. A copy
-    # has none, since they cannot be copied.
-    _last: tuple[weakref.ref[Tensor], weakref.ref[Tensor], int] | None = None
-
     def __init__(self, num_samples: int, num_classes: int, *, process_group: Any = None) -> None:
         check_whole_number("num_samples", num_samples, 1)
         check_whole_number("num_classes", num_classes, 2)
@@ -105,6 +103,7 @@ class LabelWatch(Untraced):
         self._evidence = Evidence(
             num_samples, num_classes, None if num_classes <= KEEP_ALL else STRONGEST
         )
+        self.of_pruner = False  # Whether a pruner records it.
         self._group = process_group
         self._place: tuple[int, int] | None = None  # This rank and their number, once known.
         # Whether this is the evidence of all ranks. It then belongs to rank 0, and the other ranks
@@ -143,10 +142,19 @@ class LabelWatch(Untraced):
 
         Raises:
             InputError: A shape or a type is wrong, the logits are probabilities, an index or a
-                label is out of range, the label of a sample has changed, an earlier batch was
-                changed in place, or the last batch is recorded again.
+                label is out of range, the label of a sample has changed, or an earlier batch was
+                changed in place.
             RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
         """
+        if self.of_pruner:
+            raise InputError(
+                "expected each batch once, got a record of the watch of a pruner: give the logits "
+                "and the labels to pruner.record() alone"
+            )
+        self.record_for_pruner(index, logits, labels)
+
+    def record_for_pruner(self, index: Any, logits: Tensor, labels: Any) -> None:
+        """Do what ``record`` does, for the pruner that this watch belongs to."""
         if not isinstance(logits, Tensor):
             raise InputError(
                 f"expected logits as a torch.Tensor, got {type(logits).__name__}: give record the "
@@ -157,10 +165,8 @@ class LabelWatch(Untraced):
         if torch.compiler.is_compiling():
             self._record_untraced(self, index, logits.detach(), labels)
         else:  # Outside a compiled step, the call above takes longer.
-            self._check_new(index, logits)
+            check_not_recomputed()
             self._record(index, logits.detach(), labels)
-            version = 0 if index.is_inference() else index._version
-            self._last = weakref.ref(logits), weakref.ref(index), version
 
     def suspects(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return all samples, the most suspicious first.
@@ -489,26 +495,6 @@ class LabelWatch(Untraced):
             if rank:
                 self._evidence.clear()
         self._evidence.record(index, logits, labels, ranks)
-
-    def _check_new(self, index: Tensor, logits: Tensor) -> None:
-        """Raise InputError if the last batch is recorded again, as the same tensors.
-
-        The logits alone do not tell: with CUDA graphs, they are the same tensor in each step.
-        """
-        if self._last is None:
-            return
-        last_logits, last_index, version = self._last
-        same = last_logits() is logits and last_index() is index
-        if same and (index.is_inference() or index._version == version):
-            raise InputError(
-                "expected each batch once, got the same logits and indices twice in a row: call "
-                "record() once for each batch, and not for pruner.watch if pruner.record() is "
-                "given the logits"
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes of a copy."""
-        return {**super().__getstate__(), "_last": None}
 
     @uninterrupted()
     def _merge_ranks(self, rank: int) -> None:

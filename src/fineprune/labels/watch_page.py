@@ -49,7 +49,7 @@ def cards_of(
         )
     items = [None if dataset is None else _item(dataset, index) for index in ranked[0]]
     shown = torch.tensor(ranked[0], dtype=torch.int64, device=evidence.labels.device)
-    _compare_labels(evidence.labels[shown].tolist(), items, ranked[0], dataset)
+    _compare_labels(evidence.labels[shown].tolist(), items)
     return [
         _card(evidence, index, score, suggestion, item, keys, show)
         for index, score, suggestion, item in zip(*ranked, items, strict=True)
@@ -84,15 +84,13 @@ def _item(dataset: Any, index: int) -> Any:
     return item
 
 
-def _compare_labels(
-    recorded: Sequence[int], items: Sequence[Any], index: Sequence[int], dataset: Any
-) -> None:
+def _compare_labels(recorded: Sequence[int], items: Sequence[Any]) -> None:
     """Warn if samples have other labels than those that were recorded, as in another split."""
-    given = [_label_of(item) for item in items]
-    if set(given) == {None}:  # The items may be of another form, such as of three parts.
-        own = labels_of(dataset)
-        given = given if own is None else own[index].tolist()
-    pairs = [pair for pair in zip(recorded, given, strict=True) if pair[1] is not None]
+    pairs = [
+        (label, of_item)
+        for label, item in zip(recorded, items, strict=True)
+        if (of_item := _label_of(item)) is not None
+    ]
     others = sum(label != of_item for label, of_item in pairs)
     if others:
         warn_user(

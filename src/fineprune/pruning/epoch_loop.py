@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError, warn_user
 from fineprune.interrupts import uninterrupted
-from fineprune.labels.batch import as_local, as_numbers
+from fineprune.labels.batch import as_local, as_numbers, check_not_recomputed
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import PrunedLoaders
-from fineprune.pruning.loop_checks import LoopChecks, check_batch, check_not_recomputed
+from fineprune.pruning.loop_checks import LoopChecks, check_batch
 from fineprune.pruning.loop_warnings import LoopWarnings
 from fineprune.pruning.loss_buffer import (
     MOST_LOSSES_WAITING,
@@ -732,7 +732,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             return recorded
         places = (number - 1) * size + np.flatnonzero(np.isin(block, indices))
         # Without a gap, the batches have several sizes, or only the end of the last one is missing.
-        if places[-1] == own - 1 and places[-1] - places[0] == len(indices) - 1:
+        # (If a framework shards the batches, a rank has only a part of each place in the order.)
+        whole = places[-1] == own - 1 and places[-1] - places[0] == len(indices) - 1
+        if whole and not self._checks.sharded:
             return recorded
         # The first batch may also be a smaller one, or a part.
         return loaded if number > 1 or places[-1] >= own else recorded
@@ -791,7 +793,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                     f"logits and labels if this is not a classifier"
                 )
             watch = self._new_watch(logits.shape[1])
-        watch.record(index, logits, labels)
+        watch.record_for_pruner(index, logits, labels)
         first, self._watch = self._watch is None, watch
         self._watch_is_loaded = False
         if first:
@@ -799,9 +801,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
     def _new_watch(self, num_classes: int) -> LabelWatch:
         """Return a watch without evidence. A subclass may refuse it."""
-        return LabelWatch(
+        watch = LabelWatch(
             self._num_samples, num_classes, process_group=self._replicas.group_for_logits()
         )
+        watch.of_pruner = True
+        return watch
 
     def _count(self, batches: Sequence[Batch]) -> None:
         """Count batches of the current epoch, and keep losses that the policy learns from."""

@@ -44,15 +44,6 @@ def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
         )
 
 
-def check_not_recomputed() -> None:
-    """Raise InputError within a backward pass, which repeats the forward pass of a checkpoint."""
-    if torch._C._current_graph_task_id() != -1:  # It takes 0.04 microseconds.
-        raise InputError(
-            "expected record() once for each batch, got a call in the backward pass, which repeats "
-            "the forward pass of a batch: call record() outside torch.utils.checkpoint"
-        )
-
-
 def _remedy(index: torch.Tensor, losses: torch.Tensor) -> str:
     if losses.ndim == 0:
         return 'compute the losses with reduction="none", and do not squeeze a batch of one sample'

@@ -412,7 +412,8 @@ class LoopWarnings:
         sizes = sizes * checks.num_ranks / checks.shape.num_replicas
         whole = max(sizes.max(), checks.shape.batch_size or 0)
         order = self._sampler.leading(round(_SEARCHED * sizes.sum()))
-        if batch_distance(watched, order) <= min(_FAR * whole, _FAR_PER_SAMPLE * sizes.mean()):
+        per_batch, per_sample = distances(watched, sizes, order)
+        if per_sample <= _FAR or (per_batch <= _FAR * whole and per_sample <= _FAR_PER_SAMPLE):
             return None
         # One process has nothing to shard.
         shards = (
@@ -522,19 +523,26 @@ def _of_uneven_ranks(progress: "Progress[Any]", uneven: tuple[int, int] | None) 
     )
 
 
-def batch_distance(batches: list[npt.NDArray[np.int64]], order: npt.NDArray[np.int64]) -> float:
-    """Return the distance in the order at which the batches follow the first one.
+def distances(
+    batches: list[npt.NDArray[np.int64]],
+    sizes: npt.NDArray[np.float64],
+    order: npt.NDArray[np.int64],
+) -> tuple[float, float]:
+    """Return the distances in the order at which the batches follow the first one.
 
-    It is the median, so that a few missing batches do not matter. It is 0 for fewer than three
-    batches, and if the first one is not in the order. A batch that is not in it is infinitely far.
+    They are medians, so that a few missing batches do not matter: per batch, and per sample of the
+    batches in between. Both are 0 for fewer than three batches, and if the first one is not in the
+    order. A batch that is not in it is infinitely far.
 
     Args:
         batches: The indices of some batches, shape (B,) each.
+        sizes: The number of samples in each batch of all ranks; shape (number of batches,).
         order: Samples in their order, shape (n,).
     """
     places = {sample: place for place, sample in reversed(list(enumerate(order.tolist())))}
     starts = [min(places.get(sample, np.inf) for sample in batch.tolist()) for batch in batches]
     if len(batches) < 3 or starts[0] == np.inf:
-        return 0.0
-    steps = [(start - starts[0]) / number for number, start in enumerate(starts) if number]
-    return float(np.median(steps))
+        return 0.0, 0.0
+    steps = np.array(starts[1:]) - starts[0]
+    per_batch = np.median(steps / np.arange(1, len(batches)))
+    return float(per_batch), float(np.median(steps / sizes.cumsum()[:-1]))

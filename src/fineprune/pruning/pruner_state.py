@@ -21,7 +21,9 @@ _MOST_SHOWN = 200
 _ROUNDING = 1e-9
 
 # What to do with a state that this version cannot read.
-OF_ANOTHER_VERSION = "load it with the version of fineprune that saved it, or train anew"
+OF_ANOTHER_VERSION = (
+    "load it with the version of fineprune that saved it (and of your policy), or train anew"
+)
 
 _COUNTS = ("batches", "samples", "rescored")
 
@@ -103,16 +105,12 @@ def check_state(
             f"pruner.state_dict() returned"
         )
     for key, value in identity.items():
-        given = packed.get(key)
-        if isinstance(value, dict) and isinstance(given, dict):
-            # So that the message names what differs, also if only one of them has it.
-            check_state({**dict.fromkeys(value), **given}, {**dict.fromkeys(given), **value}, ())
-            continue  # An option that one version lacks and the other does not use is the same.
-        if not _agree(given, value):
+        if found := _difference(key, value, packed.get(key)):
+            name, own, given = found
             default = "resume with the settings that the state was made with"
-            remedy = {"version": OF_ANOTHER_VERSION, **(remedies or {})}.get(key, default)
+            remedy = {"version": OF_ANOTHER_VERSION, **(remedies or {})}.get(name, default)
             raise InputError(
-                f"expected a pruner state with {key}={_brief(value)}, got {_brief(given)}: {remedy}"
+                f"expected a pruner state with {name}={_brief(own)}, got {_brief(given)}: {remedy}"
             )
     missing = [key for key in keys if key not in packed]
     if missing:
@@ -121,8 +119,18 @@ def check_state(
         )
 
 
+def _difference(name: str, own: Any, given: Any) -> tuple[str, object, object] | None:
+    """Return the name and the values of the first setting that differs by more than rounding.
+
+    A setting of a dict that one version lacks and the other does not use (None) is the same.
+    """
+    if isinstance(own, dict) and isinstance(given, dict):
+        parts = (_difference(key, own.get(key), given.get(key)) for key in {**given, **own})
+        return next(filter(None, parts), None)
+    return None if _agree(own, given) else (name, own, given)
+
+
 def _agree(one: object, other: object) -> bool:
-    """Return whether two values of a state are equal, but for rounding."""
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_agree, one, other))
     if isinstance(one, float) and isinstance(other, float):

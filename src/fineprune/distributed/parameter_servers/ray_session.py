@@ -49,6 +49,9 @@ _ANSWER_SECONDS = 0.5
 _END_SECONDS = 20.0
 _WATCHED = ("raylet", "gcs_server")
 
+# Ray raises its limit of open files to so many, if it may.
+_RAYS_FILES = 65_536
+
 
 @contextlib.contextmanager
 def ray_session(cpus: int, processes: int = 1) -> Iterator[None]:
@@ -115,8 +118,10 @@ def _check_open_files(processes: int) -> None:
 
     # With 4 processes, Ray hangs with 64 and starts with 80. This process has 8 more for each one.
     needed = 64 + 8 * processes
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit != resource.RLIM_INFINITY and limit < needed:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    infinite = resource.RLIM_INFINITY in (soft, hard)
+    limit = max(soft, min(hard, _RAYS_FILES))  # Ray raises the soft limit itself.
+    if not infinite and limit < needed:
         raise InputError(
             f"expected a limit of at least {needed} open files, which Ray needs for {processes} "
             f"processes, got {limit}: set a higher one with `ulimit -n`, or start fewer processes"

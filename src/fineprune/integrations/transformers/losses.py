@@ -274,10 +274,13 @@ class LossRecording(_Base):
             accumulation = self.args.gradient_accumulation_steps
             causes = [f"accumulation {accumulation}"] if accumulation > 1 else []
             causes += [f"{scale} processes"] if scale > 1 else []
+            taker = type(self.model).__name__
+            remedy = "set trainer.model_accepts_loss_kwargs = False"
+            if self.compute_loss_func is not None:
+                taker, remedy = "compute_loss_func", "let it return the sum divided by this number"
             said = (
-                f"{type(self.model).__name__} takes num_items_in_batch but does not divide by it, "
-                f"so its gradients are {given / expected:.3g} times too large with "
-                f"{' and '.join(causes)}: set trainer.model_accepts_loss_kwargs = False"
+                f"{taker} takes num_items_in_batch but does not divide by it, so its gradients are "
+                f"{given / expected:.3g} times too large with {' and '.join(causes)}: {remedy}"
             )
         elif self._losses_are_given:
             return

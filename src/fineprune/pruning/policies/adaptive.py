@@ -304,7 +304,7 @@ class Adaptive(BudgetedPolicy):
 
     def advice(self, epochs: int, cost: FullCost) -> list[str]:
         """Say which means of saving fits best, based on the contradicting samples."""
-        if not 0 < self.patience <= epochs:
+        if not 0 < self.patience <= epochs or self._chance == math.inf:
             return []
         found = self._number_contradicting()
         return advice_of_losses(

@@ -31,9 +31,10 @@ from fineprune.pruning.step_counts import BatchShape, StepCounts
 STATE_VERSION = 1
 
 # What is the same in the states of all ranks that were saved after the same batch.
-_COMMON = ("epoch", "open", "batches", "samples", "nonfinite")
+_COMMON = ("epoch", "open", "batches", "nonfinite")
 
-_KEYS = (*_COMMON, "kept", "foreign", "learned", "totals")
+# The number of samples that were loaded is a guess if some were left out of the last batch.
+_KEYS = (*_COMMON, "samples", "kept", "foreign", "learned", "totals")
 
 # The ranks flush their buffers when each holds about so many losses (12 MB).
 _FLUSH_AT = 1 << 20
@@ -242,7 +243,8 @@ class ShardedPruner(EpochLoop[Share]):
         if not state["open"]:
             self._restore(self._all(epoch), Phase.ENDED)
         elif batches:
-            samples = state["samples"] * self._replicas.size
+            loaded = self._replicas.maximum(np.array([state["samples"]]))
+            samples = int(loaded[0]) * self._replicas.size
             self._restore(self._choose(epoch), Phase.RESTORED, batches=batches, samples=samples)
         else:
             self._restore(self._choose(epoch), Phase.PLANNED)

@@ -44,7 +44,7 @@ class PruningSettings:
             labels is the argument ``earlier`` of ``Adaptive``.
         scores: The folder of a finished run on the same samples and labels. Its evidence on the
             labels gives the scores of ``Ranked``.
-        suspects: An argument of ``Ranked``; None for the run's estimated number of wrong labels.
+        suspects: An argument of ``Ranked``; None for the clear suspects of the run.
         replacement: An argument of ``RS2``.
         confidence: An argument of ``Kakurenbo``.
         power, begin, end: The arguments of ``SelectiveBackprop``.
