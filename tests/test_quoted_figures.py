@@ -1114,7 +1114,7 @@ NO_RESULTS = {
     },
     CHOOSE: {"35 %", "30 %", "65 %", "5 %", "15 %", "0.154", "0.1"},
     ADAPTIVE: {"35 %", "30 %", "20 %", "1.5", "95 %", "7.5 %", "5 %"},
-    LABELS: {"5 %", "30 %", "35 %"},
+    LABELS: {"5 %", "80 %", "30 %", "35 %"},
     # Thresholds and settings, and what the thresholds are between.
     ADVICE: {
         "2.4",

@@ -406,6 +406,8 @@ class LoopWarnings:
         """Warn if far too few samples were recorded, and there are gaps between them."""
         if not watched or progress.samples > _FEW * progress.planned or "gaps" in self._warned:
             return None
+        if progress is not self._cycle.current or not self._cycle.sampler_read:
+            return None  # The loop has an order of its own.
         checks = self._checks
         # If a framework shards the batches, this rank trains every so manieth of the order.
         sizes = np.array([len(index) for index in watched])
