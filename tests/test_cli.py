@@ -77,8 +77,8 @@ def test_a_character_that_is_unknown_ends_no_command(errors, monkeypatch):
     monkeypatch.setattr(sys, "stderr", own)
     with pytest.raises(SystemExit):
         app(["--version"])
-    print("1.0\xa0±0.5 █ of b\udcc3\udca4r.png", flush=True)
-    assert printed.getvalue().endswith("1.0 +-0.5 ? of bär.png\n".encode())
+    print("1.0\xa0±0.5", flush=True)
+    assert printed.getvalue().endswith(b"1.0??0.5\n")
     assert own.errors == "backslashreplace"  # A stream that has a way of its own keeps it.
 
 

@@ -47,20 +47,6 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch):
         pass
 
 
-def test_a_limit_of_open_files_with_which_ray_hangs_is_one_line(monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray.init", lambda **options: None)
-    monkeypatch.setattr("resource.getrlimit", lambda which: (80, 80))
-    said = "at least 96 open files, which Ray needs for 4 processes, got 80: .*ulimit -n"
-    with pytest.raises(InputError, match=said), ray_session(1, 4):
-        pass
-    with ray_session(16, 2):
-        pass
-    monkeypatch.setattr("resource.getrlimit", lambda which: (80, 1000))
-    with ray_session(1, 100):  # Ray raises the limit itself.
-        pass
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1", ":6379", "ray://127.0.0.1:10001"])
 def test_an_address_that_is_none_is_one_line(address, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)

@@ -5,7 +5,6 @@ on standard error. Every other exception keeps its traceback, because it is a fa
 or of the user's own code.
 """
 
-import codecs
 import contextlib
 import functools
 import io
@@ -25,23 +24,8 @@ P = ParamSpec("P")
 
 FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 128 + signal.SIGINT
 
-# The ways of a stream that fail where its encoding lacks a character, and the way instead.
-_FAILING, _PLAIN = ("strict", "surrogateescape"), "fineprune.plain"
-
-# What is printed for characters that a terminal lacks.
-_IN_ASCII = {"\N{NO-BREAK SPACE}": " ", "±": "+-", "“": '"', "”": '"'}
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Return what is printed for a character: the byte if it is one of a file name."""
-    assert isinstance(error, UnicodeEncodeError)
-    character = error.object[error.start]
-    byte = ord(character) - 0xDC00
-    plain = bytes([byte]) if 0x80 <= byte <= 0xFF else _IN_ASCII.get(character, "?")
-    return plain, error.start + 1
-
-
-codecs.register_error(_PLAIN, _in_ascii)
+# What streams do with a character that their encoding lacks, if it raises an error.
+_FAILING = ("strict", "surrogateescape")
 
 
 def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Callable[P, None]]:
@@ -93,11 +77,11 @@ class Verbs(TyperGroup):
         """Run the verb, or show the help if no arguments are given, and exit."""
         arguments = sys.argv[1:] if args is None else list(args)
         for stream in (sys.stdout, sys.stderr):
-            # A terminal may lack a character of a table, for which no finished work should fail.
-            # In the locale C, Python has a way for the bytes of file names only.
+            # A terminal may lack a character of a table, for which no finished work should fail. In
+            # the locale C, Python prints other bytes of file names, but not such characters.
             if isinstance(stream, io.TextIOWrapper) and stream.errors in _FAILING:
                 with contextlib.suppress(OSError):
-                    stream.reconfigure(errors=_PLAIN)
+                    stream.reconfigure(errors="replace")
         try:
             settings["standalone_mode"] = False
             status = super().main(arguments or ["--help"], *rest, **settings)

@@ -52,11 +52,6 @@ class Places:
         servers = self.servers if self.dedicated else 0
         return (self.groups * self.members + servers) * self.threads
 
-    @property
-    def processes(self) -> int:
-        """The number of replicas and servers together."""
-        return self.groups * self.members + self.servers
-
     def __str__(self) -> str:
         gpus = self.groups * self.members * self.gpus
         return (

@@ -309,7 +309,7 @@ def cluster(places: Places, *, stop: Callable[[], bool] = lambda: False) -> Iter
             processes. If it returns True, the wait ends. In the first case, processes may not be
             started; in the second, ``RayLost`` is raised.
     """
-    with ray_session(places.cpus, places.processes):
+    with ray_session(places.cpus):
         held = Cluster(Placement(places, stop), stop)
         try:
             yield held

@@ -49,12 +49,9 @@ _ANSWER_SECONDS = 0.5
 _END_SECONDS = 20.0
 _WATCHED = ("raylet", "gcs_server")
 
-# Ray raises its limit of open files to so many, if it may.
-_RAYS_FILES = 65_536
-
 
 @contextlib.contextmanager
-def ray_session(cpus: int, processes: int = 1) -> Iterator[None]:
+def ray_session(cpus: int) -> Iterator[None]:
     """Use the Ray of this process, join the one that ``RAY_ADDRESS`` names, or start a new one.
 
     A new Ray runs on this machine only. It listens on the loopback interface, has no dashboard and
@@ -63,15 +60,6 @@ def ray_session(cpus: int, processes: int = 1) -> Iterator[None]:
 
     Within this block, SIGTERM has the same effect as before. If that was to end the process
     immediately, it raises SystemExit instead, so that Ray is shut down.
-
-    Args:
-        cpus: The number of CPUs that a new Ray must have, at least.
-        processes: The number of processes that are to be started.
-
-    Raises:
-        InputError: A new Ray may open too few files for so many processes, or nothing that can be
-            joined answers at ``RAY_ADDRESS``.
-        RunError: Ray did not start or end in time.
     """
     if ray.is_initialized():
         yield
@@ -84,7 +72,6 @@ def ray_session(cpus: int, processes: int = 1) -> Iterator[None]:
         stack.enter_context(_rays_messages_logged())
         address = os.environ.get("RAY_ADDRESS", "local")
         if address in ("", "local"):
-            _check_open_files(processes)
             # Otherwise, Ray would replace 127.0.0.1 by the address of another interface and listen
             # on all interfaces.
             ray_constants.ENABLE_RAY_CLUSTER = False
@@ -108,24 +95,6 @@ def ray_session(cpus: int, processes: int = 1) -> Iterator[None]:
         stack.enter_context(_own_sigterm(lambda: _init(options)))
         stack.callback(_shut_down)
         yield
-
-
-def _check_open_files(processes: int) -> None:
-    """Raise InputError if Ray may open too few files for so many processes: it would hang."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    # With 4 processes, Ray hangs with 64 and starts with 80. This process has 8 more for each one.
-    needed = 64 + 8 * processes
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    infinite = resource.RLIM_INFINITY in (soft, hard)
-    limit = max(soft, min(hard, _RAYS_FILES))  # Ray raises the soft limit itself.
-    if not infinite and limit < needed:
-        raise InputError(
-            f"expected a limit of at least {needed} open files, which Ray needs for {processes} "
-            f"processes, got {limit}: set a higher one with `ulimit -n`, or start fewer processes"
-        )
 
 
 class RayLost(RunError):
