@@ -166,7 +166,7 @@ def advice_of(
         f"{ranking.near_zero:.0%} of the samples were learned: their mean loss, in "
         f"which later visits count more, is below a tenth of that of chance."
     )
-    if visits < EARLY or ranking.learned_little or wavers:
+    if ranking.too_early or wavers:
         return [*sentences, _TOO_EARLY]
     # Of classes that were not learned, or that are rare, suspects say little.
     share = int(ranking.to_skip.sum()) / samples

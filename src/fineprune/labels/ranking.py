@@ -203,7 +203,7 @@ class Ranking:
             bool, shape (N,).
         """
         to_skip = self.to_skip
-        if self.visits < EARLY or self.learned_little:
+        if self.too_early:
             return torch.zeros_like(to_skip)
         if self.visits < ENOUGH and not self.by_heart:
             to_skip &= ~self.wavering
@@ -215,6 +215,11 @@ class Ranking:
     def learned_little(self) -> bool:
         """Whether the network has learned so little that far too many labels look wrong."""
         return self.near_zero < _FEW_NEAR_ZERO and self.answered < _FEW_ANSWERED
+
+    @property
+    def too_early(self) -> bool:
+        """Whether there were fewer than 10 visits, or the network has ``learned_little``."""
+        return self.visits < EARLY or self.learned_little
 
     def suspects(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return what ``LabelWatch.suspects`` does."""
