@@ -332,7 +332,7 @@ def test_adaptive_adds_what_it_finds_to_earlier_suspects(before, added):
     ("options", "said"),
     [
         ({"wrong": 30, "wavering": 15}, "30 suspects of the earlier training are fewer than 5%"),
-        ({"passes": 9}, "may be hard samples: it trained each one only 9.0 times"),
+        ({"passes": 9}, "may be hard samples: it trained each one only 9 times"),
         ({"scale": 0.01, "wrong": 160}, "hard samples: it answers only 50% as they are labelled"),
     ],
 )

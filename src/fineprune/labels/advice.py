@@ -102,7 +102,8 @@ def advice_of(
         )
     suspects = ranking.scores > 0
     wavering = int((suspects & ranking.wavering).sum()) / samples
-    wavers = visits < ENOUGH and not ranking.by_heart and wavering >= _WAVERING
+    uncertain = visits < ENOUGH and not ranking.by_heart
+    wavers = uncertain and wavering >= _WAVERING
     if ranking.learned_little:
         sentences.append(
             f"Hardly any sample has a loss near zero, and the network answers {answered:.0%} of "
@@ -111,7 +112,7 @@ def advice_of(
         )
     elif visits < EARLY:
         sentences.append(
-            f"Each sample was trained {visits:.1f} times on average, which is early: where the "
+            f"Each sample was trained {visits} times on average, which is early: where the "
             f"truth is known, the estimate was up to 2.4 times too high after ten epochs, and up "
             f"to 6 times after three. Watch a longer training."
         )
@@ -124,13 +125,13 @@ def advice_of(
         )
     elif wavers:
         sentences.append(
-            f"Each sample was trained {visits:.1f} times on average, and {wavering:.0%} of them "
+            f"Each sample was trained {visits} times on average, and {wavering:.0%} of them "
             f"seem wrong now although they were often answered as they are labelled, so the "
             f"estimate may be far too high: watch a longer training."
         )
     elif visits < ENOUGH:
         sentences.append(
-            f"Each sample was trained {visits:.1f} times on average. Where the truth is known, the "
+            f"Each sample was trained {visits} times on average. Where the truth is known, the "
             f"estimate was 1.1 to 2.4 times the true number after ten epochs of a small network, "
             f"and nearly right after 30: it may be too high, or too small if the network has "
             f"memorised labels."
@@ -170,7 +171,7 @@ def advice_of(
         return [*sentences, _TOO_EARLY]
     # Of classes that were not learned, or that are rare, suspects say little.
     share = int(ranking.to_skip.sum()) / samples
-    if visits < ENOUGH and wavering > _DECIDED:
+    if uncertain and wavering > _DECIDED:
         # It may be smaller, but nothing shows that the labels are correct.
         too_high = _TOO_HIGH ** ((ENOUGH - visits) / (ENOUGH - EARLY))
         share = max(share / too_high, min(share, FEW_WRONG))
@@ -180,21 +181,24 @@ def advice_of(
 
 
 def doubt_of(ranking: Ranking) -> str | None:
-    """Return why a second training skips no suspects of this one; None if it does, or has none."""
-    number = ranking.num_suspects
-    if not number or ranking.to_skip_again.any() or not ranking.to_skip.any():
+    """Return why a second training skips no suspects of this one, and what to do.
+
+    None if it does, if there are none, and if they are only in classes whose suspects stay.
+    """
+    number, usable = ranking.num_suspects, int(ranking.to_skip.sum())
+    if not number or ranking.to_skip_again.any() or not (usable or ranking.too_early):
         return None
-    reason = (
-        f"are fewer than {FEW_WRONG:.0%} of the samples if those that it wavers over are left out"
-    )
+    longer = f"watch a training that trains each sample {ENOUGH} times"
+    reason = f"are fewer than {FEW_WRONG:.0%} of the samples without those that it wavers over"
     if ranking.learned_little:
         reason = f"may be hard samples: it answers only {ranking.answered:.0%} as they are labelled"
-    elif ranking.visits < EARLY:
-        reason = f"may be hard samples: it trained each one only {ranking.visits:.1f} times"
+        longer = "watch a longer or better training"
+    elif ranking.too_early:
+        reason = f"may be hard samples: it trained each one only {ranking.visits} times"
     return (
-        f"the {number} suspects of the earlier training {reason}, so none is skipped: watch a "
-        f"training of at least {ENOUGH} epochs, or give fp.Ranked (pruning.policy=ranked) "
-        f"suspects={number} to skip them all the same"
+        f"the {number} suspects of the earlier training {reason}, so none is skipped: {longer}, or "
+        f"give fp.Ranked (or pruning.suspects with pruning.policy=ranked) {number} as the number "
+        f"of suspects, to skip {usable} of them all the same"
     )
 
 

@@ -89,6 +89,8 @@ class LabelWatch(Untraced):
         InputError: ``num_samples`` is below 1 or ``num_classes`` below 2.
     """
 
+    of_pruner = False  # Whether a pruner records it.
+
     def __init__(self, num_samples: int, num_classes: int, *, process_group: Any = None) -> None:
         check_whole_number("num_samples", num_samples, 1)
         check_whole_number("num_classes", num_classes, 2)
@@ -103,7 +105,6 @@ class LabelWatch(Untraced):
         self._evidence = Evidence(
             num_samples, num_classes, None if num_classes <= KEEP_ALL else STRONGEST
         )
-        self.of_pruner = False  # Whether a pruner records it.
         self._group = process_group
         self._place: tuple[int, int] | None = None  # This rank and their number, once known.
         # Whether this is the evidence of all ranks. It then belongs to rank 0, and the other ranks
@@ -149,7 +150,7 @@ class LabelWatch(Untraced):
         if self.of_pruner:
             raise InputError(
                 "expected each batch once, got a record of the watch of a pruner: give the logits "
-                "and the labels to pruner.record() alone"
+                "and the labels to pruner.record() alone, or make a LabelWatch of your own"
             )
         self.record_for_pruner(index, logits, labels)
 

@@ -143,7 +143,7 @@ class Ranking:
         learned: Whether the samples that are not suspects were learned.
         answered: The share of the recorded samples whose label has the largest mean softmax.
         by_heart: Whether wrong labels were learned by heart, so that ``learned_late`` counts them.
-        visits: The mean number of visits of the recorded samples.
+        visits: The mean number of visits of the recorded samples, rounded.
         near_zero: The share of the recorded samples whose mean loss is near zero.
         wavering: Which samples the network answered as they are labelled in 20 to 80 % of their
             visits; bool, shape (N,).
@@ -158,7 +158,7 @@ class Ranking:
     learned: bool
     answered: float
     by_heart: bool
-    visits: float
+    visits: int
     near_zero: float
     wavering: Tensor
 
@@ -193,11 +193,11 @@ class Ranking:
     def to_skip_again(self) -> Tensor:
         """Which suspects to train without in a second training, from its first epoch on.
 
-        After 20 visits, these are those ``to_skip``. Before, many suspects are hard samples, and
-        where labels are right, they can be most of a part of their class, which the second training
-        would not learn. So those over which the network wavers are not skipped either, and none is
-        if the others are fewer than 5 % of the samples, if there were fewer than 10 visits, or if
-        the network has ``learned_little``.
+        After 20 visits, or if labels were learned by heart, these are those ``to_skip``. Before,
+        many suspects are hard samples, and where labels are right, they can be most of a part of
+        their class, which the second training would not learn. So those over which the network
+        wavers are not skipped either, and none is if the others are fewer than 5 % of the samples.
+        With fewer than 10 visits, or if the network has ``learned_little``, none is skipped at all.
 
         Returns:
             bool, shape (N,).
@@ -294,7 +294,7 @@ def rank(evidence: Evidence) -> Ranking:
         learned=len(others) > 0 and float(others.mean()) > 1 / 2,
         answered=share_answered,
         by_heart=heart == 1,
-        visits=float(evidence.visits[known].float().mean()),
+        visits=round(float(evidence.visits[known].float().mean())),
         near_zero=float(near_zero.float().mean()),
         wavering=(agreed > _WAVERS[0]) & (agreed < _WAVERS[1]),
     )

@@ -299,6 +299,8 @@ class Adaptive(BudgetedPolicy):
 
     def num_suspects(self) -> int | None:
         """Return how many samples contradict; None if ``patience`` is 0 and ``earlier`` is None."""
+        if not len(self._streaks):  # No pruner has bound this policy.
+            return None if self._earlier is None else self._num_earlier
         known = self.patience or self._earlier is not None
         return self._number_contradicting() if known else None
 
