@@ -251,13 +251,14 @@ def test_a_job_that_is_cancelled_stops_its_ray_after_the_training(tmp_path):
     """Else the same job cannot start again on this node: Ray's processes have left the step."""
     python = "touch running; sleep 2; [ -e stopped ] || touch saved"
     job = start_with_stand_ins(script(strategy="sync"), tmp_path, python=python)
-    while not (tmp_path / "running").exists():
+    number = tmp_path / "runs/a/slurm-123456.pid"
+    while not ((tmp_path / "running").exists() and number.exists() and number.read_text()):
         time.sleep(0.01)
     job.send_signal(signal.SIGTERM)
     assert job.wait(30) == 143, log_of(tmp_path)
     assert (tmp_path / "saved").exists()
     assert (tmp_path / "stopped").exists()
-    assert not (tmp_path / "runs/a/slurm-123456.pid").exists()
+    assert not number.exists()
 
 
 @pytest.mark.parametrize(
