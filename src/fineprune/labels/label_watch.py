@@ -68,7 +68,9 @@ class LabelWatch(Untraced):
     more slowly, and a skipped sample keeps its evidence. A training that resumes from
     ``state_dict`` continues where it stopped. See ``Evidence``.
 
-    With several ranks, each rank records its own batches, and ``merge`` adds the evidence of all.
+    A watch cannot tell a second training from one that goes on, so make a new one for each
+    training. With several ranks, each rank records its own batches, and ``merge`` adds the evidence
+    of all.
 
     The watch takes 20 bytes per sample and two more per class. With more than 64 classes, it stores
     only the probabilities of the label and of the 16 strongest other classes, in 86 bytes per
@@ -144,7 +146,8 @@ class LabelWatch(Untraced):
         Raises:
             InputError: A shape or a type is wrong, the logits are probabilities, an index or a
                 label is out of range, the label of a sample has changed, or an earlier batch was
-                changed in place.
+                changed in place; a pruner records this watch; or this is called in a backward pass,
+                as by ``torch.utils.checkpoint``.
             RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
         """
         if self.of_pruner:

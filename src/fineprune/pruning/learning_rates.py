@@ -107,13 +107,12 @@ class FollowedScheduler:
         base = _largest_base(scheduler)
         # A loaded state may have another largest rate. The ratios count.
         factor = base / self._base if base and self._base else 1.0
-        expected = [factor * each for each in self._rates]
-        near = expected[max(taken - 1 - self._tolerance, 0) : taken + 1 + self._tolerance]
-        if min(near) * (1 - _SAME) <= rate <= max(near) * (1 + _SAME):
+        near = self._rates[max(taken - 1 - self._tolerance, 0) : taken + 1 + self._tolerance]
+        if factor * min(near) * (1 - _SAME) <= rate <= factor * max(near) * (1 + _SAME):
             return None
         return (
             f"the learning rate was {rate:.3g}, but the given scheduler should have set it to "
-            f"{expected[taken - 1]:.3g}: call scheduler.step() once per epoch (with "
+            f"{factor * self._rates[taken - 1]:.3g}: call scheduler.step() once per epoch (with "
             f"set_rates(scheduler, by='steps'), once per optimizer step, and give Pruner "
             f"accumulation=... if gradients are accumulated), or give the policy the rates that "
             f"you use"

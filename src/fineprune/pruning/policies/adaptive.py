@@ -103,15 +103,15 @@ class Adaptive(BudgetedPolicy):
             confused, or suspects of ``suspects_after``, before any is skipped for its label.
         earlier: The ``LabelWatch`` of an earlier training on the same samples and labels. Its
             suspects are skipped from the first epoch on, as far as these are clear
-            (``Ranking.to_skip_again``). Samples that this training finds by their losses
-            are skipped only if wrong labels can be memorised: if the earlier training has learned
-            the other samples (``Ranking.learned``), or if this one makes more passes over the data.
+            (``Ranking.to_skip_again``). Samples that this training finds by their losses are
+            skipped only if wrong labels can be memorised: if the earlier training has learned the
+            other samples (``Ranking.learned``), or if this one makes more passes over the data.
             They are never skipped if mistakes are in few pairs of classes (``Ranking.confused``).
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, which are as many as labels are estimated to be
-            wrong, except in such classes. Epochs in which hardly anything was learned change
-            nothing. The training loop must record logits. By default, only confused samples are
-            skipped.
+            wrong, except in classes that are not learned or are rare (``Ranking.to_skip``). Epochs
+            in which hardly anything was learned change nothing. The training loop must record
+            logits. By default, only confused samples are skipped.
         chance: The loss of an untrained network, such as ``math.log(classes)``. By default, it is
             the mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
