@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-import numpy as np
 import torch
 from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
@@ -24,6 +23,7 @@ from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
 from fineprune.pruning.indexed import Indexed
+from fineprune.pruning.last_batch import LastBatch
 from fineprune.pruning.loader import PrunedLoaders
 from fineprune.pruning.loop_checks import LoopChecks, check_batch
 from fineprune.pruning.loop_warnings import LoopWarnings
@@ -35,6 +35,7 @@ from fineprune.pruning.loss_buffer import (
 )
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.pruner_state import from_bytes, to_bytes
+from fineprune.pruning.pruner_watch import PrunerWatch
 from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.rescaling import Rescaling
@@ -109,16 +110,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._recorder = Recorder(policy, replicas, num_samples, flush_every)
         self._checks = LoopChecks(counts, replicas, cycle)
         self._warnings = LoopWarnings(self._checks, sampler, dataset is not None)
-        self._samples_per_batch: int | None = None
-        if shape.batch_size is not None:
-            self._samples_per_batch = shape.batch_size * shape.num_replicas
-        self._last_index: torch.Tensor | None = None  # That of the last batch that was counted.
-        self._batches_before = 0  # Those of the epoch before the sampler's first one.
+        self._last_batch = LastBatch(self._checks, sampler)
         self._rescaling: Rescaling | None = None
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
         self._report = RunReport(counts, dataset)
-        self._watch: LabelWatch | None = None
-        self._watch_is_loaded = False  # Whether it comes from a state, and has no evidence since.
+        self._watch = PrunerWatch(num_samples, self._group_for_logits, policy)
         self._total_steps: int | None = None  # None if it is not known, or may have changed.
         self._show(0)
 
@@ -151,7 +147,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         What is noticed then is only a loop that begins a complete epoch anew.
         """
         padding = self._checks.num_ranks - 1  # Repeated after the number of ranks has changed.
-        batch = self._samples_per_batch
+        batch = self._shape.samples_per_batch
         if batch is None:
             alone = self._cycle.current.restored and self._replicas.size == 1
             return planned + padding if alone else math.inf
@@ -335,8 +331,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self.set_epoch(epoch)
         progress = cycle.unfinished
         if progress is not None:
-            progress.samples = self._samples_loaded(progress)
-            self._batches_before = progress.batches
+            progress.samples = self._last_batch.samples_loaded(progress)
+            self._last_batch.before = progress.batches
             self._follow(progress.plan, progress.planned - progress.left)
         cycle.drive()
 
@@ -412,7 +408,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
         It is part of ``state_dict``. With several ranks, ``synchronize`` merges it.
         """
-        return self._watch
+        return self._watch.watch
 
     def observe(
         self,
@@ -479,8 +475,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         batch.
         """
         self._checks.compare_ranks(self._seed)
-        if self._watch is not None:
-            self._watch.merge()
+        if self.watch is not None:
+            self.watch.merge()
         self._recorder.flush(self._in_progress.plan)
 
     @abstractmethod
@@ -615,7 +611,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
               the evidence on the labels, or else on the losses that ``Adaptive`` has seen; see
               ``LabelWatch.advice``. Empty if there are neither, or the ranks have not merged.
         """
-        return self._report.summary(self.position.batches, self.steps_done, self._watch)
+        return self._report.summary(self.position.batches, self.steps_done, self.watch)
 
     def log(self, target: Any, by: str = "steps") -> None:
         """Report each epoch to ``target`` when it ends, on the first rank of the group only.
@@ -689,61 +685,13 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _is_complete(self) -> bool:
         """Return whether nothing is left to train of the epoch with losses."""
         unfinished = self._cycle.unfinished
-        return unfinished is not None and self._is_trained(unfinished)
-
-    def _is_trained(self, progress: Progress[Plan]) -> bool:
-        """Return whether all batches of an epoch were recorded."""
-        # With drop_last, an incomplete last batch is left out.
-        batch = self._samples_per_batch or 1
-        least = batch if self._shape.drop_last else 1
-        if progress.left < least:
-            return True
-        # Samples may have been left out of the batches. To find out takes long, so it is done only
-        # after the last batch, or the one after it, since a stop may have divided a batch.
-        beyond = progress.batches * batch - (progress.planned - least)
-        if not 0 < beyond <= 2 * batch:
-            return False
-        return progress.planned - self._samples_loaded(progress) < least
-
-    def _samples_loaded(self, progress: Progress[Plan]) -> int:
-        """Return how many samples of the order of all ranks are behind the last recorded batch.
-
-        These are the recorded ones and those that were left out of their batches, such as files
-        that cannot be read. Where the last batch lies in the order tells whether there are some, or
-        batches of the batch size were recorded in parts.
-        """
-        recorded, batch, last = progress.samples, self._samples_per_batch, self._last_index
-        if batch is None or last is None or not self._cycle.sampler_read:
-            return recorded
-        ranks = self._shape.num_replicas
-        number, start = progress.batches - self._batches_before, self.sampler.start
-        loaded = min(start + number * batch, progress.planned)
-        # With half as many or fewer, batches are recorded in parts, or are smaller ones.
-        if recorded >= loaded or 2 * (recorded - start) <= number * batch:
-            return recorded
-        size, own = batch // ranks, (recorded - start) // ranks
-        indices = last.cpu().numpy()
-        order = self.sampler.leading(number * size)
-        block = order[(number - 1) * size :]
-        if self._checks.sharded and loaded == progress.planned:
-            # A framework fills the last batches with the first samples.
-            block = np.concatenate([block, order[:size]])
-        if not np.isin(indices, block).all():
-            return recorded
-        places = (number - 1) * size + np.flatnonzero(np.isin(block, indices))
-        # Without a gap, the batches have several sizes, or only the end of the last one is missing.
-        # (If a framework shards the batches, a rank has only a part of each place in the order.)
-        whole = places[-1] == own - 1 and places[-1] - places[0] == len(indices) - 1
-        if whole and not self._checks.sharded:
-            return recorded
-        # The first batch may also be a smaller one, or a part.
-        return loaded if number > 1 or places[-1] >= own else recorded
+        return unfinished is not None and self._last_batch.completes(unfinished)
 
     @uninterrupted()
     def _show(self, epoch: int) -> None:
         """Make ``epoch`` current: with the plan of a restored epoch if it is this one."""
         self._total_steps = None
-        self._batches_before = 0
+        self._last_batch.before = 0
         if self._cycle.take_up(epoch):
             self._follow(self._cycle.current.plan)
             return
@@ -764,48 +712,16 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle.pending.append(as_batch(index, losses))
         if logits is not None or labels is not None:
             try:
-                self._watch_batch(index, losses, logits, labels)
+                self._watch.record(index, losses, logits, labels)
             except Exception:  # A batch that is refused must not count: it is recorded again.
                 cycle.pending.pop()
                 raise
         if len(cycle.pending) >= cycle.limit:
             cycle.settle()
 
-    def _watch_batch(
-        self,
-        index: torch.Tensor,
-        losses: torch.Tensor,
-        logits: torch.Tensor | None,
-        labels: Any,
-    ) -> None:
-        if logits is None or labels is None:
-            raise InputError(
-                "expected logits and labels together, got only one of them: give record both, to "
-                "watch the labels, or neither"
-            )
-        logits = as_local("logits", logits)
-        watch = self._watch
-        if watch is None:
-            if logits.ndim != 2 or logits.shape[1] < 2:
-                raise InputError(
-                    f"expected logits of shape (B, C) for at least two classes, got "
-                    f"{tuple(logits.shape)}: give record one row of logits per sample, or no "
-                    f"logits and labels if this is not a classifier"
-                )
-            watch = self._new_watch(logits.shape[1])
-        watch.record_for_pruner(index, logits, labels)
-        first, self._watch = self._watch is None, watch
-        self._watch_is_loaded = False
-        if first:
-            self._warnings.warn_of_labels(index, losses, logits, as_numbers("labels", labels))
-
-    def _new_watch(self, num_classes: int) -> LabelWatch:
-        """Return a watch without evidence. A subclass may refuse it."""
-        watch = LabelWatch(
-            self._num_samples, num_classes, process_group=self._replicas.group_for_logits()
-        )
-        watch.of_pruner = True
-        return watch
+    def _group_for_logits(self) -> Any:
+        """Return the process group that shares the evidence on labels. A subclass may refuse it."""
+        return self._replicas.group_for_logits()
 
     def _count(self, batches: Sequence[Batch]) -> None:
         """Count batches of the current epoch, and keep losses that the policy learns from."""
@@ -820,7 +736,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             largest = max(largest, len(losses))
             if self._warnings.watching:
                 self._warnings.see(index)
-        self._last_index = batches[-1][0]
+        self._last_batch.index = batches[-1][0]
         if self._policy.needs_losses:
             self._recorder.extend(cycle.current.plan, batches)
         # As many batches may wait as the epoch takes for certain.
@@ -854,9 +770,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """End an epoch, which must have been flushed."""
         cycle = self._cycle
         number = trained = self._number(progress.plan)
-        if progress.batches and not self._is_trained(progress):  # The loop left the epoch.
+        if progress.batches and not self._last_batch.completes(progress):
             trained = round(number * progress.samples / progress.planned)
-        without_logits = self._watch_is_loaded and cycle.phase is Phase.RECORDING
+        without_logits = self._watch.is_loaded and cycle.phase is Phase.RECORDING
         with uninterrupted():
             if progress.batches or cycle.sampler_read or cycle.plan_read:
                 self._report.add_epoch(trained, progress.batches)

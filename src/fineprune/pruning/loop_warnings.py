@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from fineprune.errors import warn_user
-from fineprune.labels.batch import NO_LABEL
 
 if TYPE_CHECKING:
     from fineprune.pruning.epoch_cycle import Progress
@@ -58,57 +56,6 @@ _ENOUGH_BATCHES = 4
 # The part of an epoch's order in which its first batches are looked for, as a multiple of them.
 _SEARCHED = 8
 
-# Losses are weighted by class if their ratio to the cross-entropy is the same within each class, up
-# to the first number, and differs by more than the second one between classes.
-_SAME_WEIGHT, _OTHER_WEIGHT = 0.01, 0.1
-
-
-def warn_of_class_weights(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
-    """Warn if the losses of a batch are cross-entropies that are weighted by class.
-
-    This waits for the device, so it is called once. A batch in which this cannot be told, because
-    most classes have one sample, is no reason to warn. The logits have shape (B, C), and the losses
-    and the integer labels (B,).
-    """
-    labels = labels.to(logits.device).long()
-    classes, place = labels.unique(return_inverse=True)
-    if losses.shape != labels.shape or len(labels) < 2 * max(len(classes), 1):
-        return
-    plain = functional.cross_entropy(logits.detach().float(), labels, reduction="none")
-    ratios = losses.detach().float() / plain
-    weights = ratios.new_zeros(len(classes)).scatter_reduce(
-        0, place, ratios, "mean", include_self=False
-    )
-    same_in_class = (ratios / weights[place] - 1).abs() <= _SAME_WEIGHT
-    if bool(same_in_class.all()) and float(weights.max() / weights.min()) > 1 + _OTHER_WEIGHT:
-        warn_user(
-            f"the losses are weighted by class ({float(weights.min()):.3g} to "
-            f"{float(weights.max()):.3g} times the cross-entropy), so the samples of some classes "
-            f"look as if their labels were wrong: record the losses without weights, and "
-            f"backpropagate the weighted ones"
-        )
-
-
-def warn_of_other_labels(
-    known: torch.Tensor | None, index: torch.Tensor, labels: torch.Tensor
-) -> None:
-    """Warn if samples have other labels than in the training by which the policy chooses them.
-
-    This waits for the device, so it is called once. The indices and the labels have shape (B,), and
-    the known labels are those of ``Policy.known_labels``.
-    """
-    if known is None:
-        return
-    before, labels = known[index.cpu().long()], labels.cpu().long()
-    others = int(((before >= 0) & (labels != NO_LABEL) & (before != labels)).sum())
-    if others:
-        warn_user(
-            f"{others} of {len(labels)} samples have another label than in the earlier training "
-            f"that decides which samples are skipped, so the wrong samples may be skipped: give "
-            f"the evidence of a training on the same samples and labels, or train on all samples "
-            f"if labels were corrected"
-        )
-
 
 class LoopWarnings:
     """Compares what one rank trains with the plans of the epochs. Each kind is warned of once.
@@ -145,50 +92,6 @@ class LoopWarnings:
         self._watched += len(index)
         enough = self._watched >= _WATCHED_INDICES
         self.watching = not enough or len(self._batches) < _WATCHED_BATCHES
-
-    def warn_of_labels(
-        self,
-        index: torch.Tensor,
-        losses: torch.Tensor,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
-    ) -> None:
-        """Warn of what the first batch with labels shows. This waits for the device.
-
-        Args:
-            index: The indices; integers, shape (B,).
-            losses: The losses; floating point, shape (B,).
-            logits: The logits; floating point, shape (B, C).
-            labels: The labels; integers, shape (B,), ``NO_LABEL`` for a sample without one.
-        """
-        has_label = (labels.long() != NO_LABEL).cpu()
-        parts = (part[has_label.to(part.device)] for part in (index, losses, logits, labels))
-        index, losses, logits, labels = parts
-        warn_of_other_labels(self._policy.known_labels, index, labels)
-        if not self._policy.needs_losses:
-            return
-        warn_of_class_weights(losses, logits, labels)
-        missing = len(has_label) - len(labels)
-        if missing:
-            warn_user(
-                f"{missing} of {len(has_label)} samples have no label, and policy "
-                f"{self._policy.name!r} takes them for learned samples because their loss is 0, so "
-                f"the others look wrong: give the pruner only the labelled samples, or a policy "
-                f"that needs no losses"
-            )
-
-    def warn_of_labels_since(self, before: int) -> None:
-        """Warn if a loaded state comes from a training with other labels.
-
-        Args:
-            before: The ``labels_digest`` of that training; 0 if it is not known.
-        """
-        if 0 not in (before, now := self._checks.labels_digest) and before != now:
-            warn_user(
-                "the labels are others than in the training that saved the loaded state, so what "
-                "it learned may belong to other samples: give the Pruner the same data set in the "
-                "same order, or train anew if labels were corrected"
-            )
 
     def warn_of_missing_rates(self) -> None:
         """Warn if the policy needs learning rates and has none."""

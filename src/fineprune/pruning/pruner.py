@@ -12,12 +12,12 @@ import torch
 from fineprune.errors import InputError, check_whole_number, explaining, warn_user
 from fineprune.labels.batch import as_numbers
 from fineprune.labels.dataset_attributes import labels_of
-from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
+from fineprune.pruning.epoch_cycle import EpochCycle, Phase
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
+from fineprune.pruning.label_warnings import warn_of_other_digest, warn_of_other_labels
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.loop_checks import check_batch
-from fineprune.pruning.loop_warnings import warn_of_other_labels
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.plan_options import AppliedOptions, checked_labels
 from fineprune.pruning.policies.policy import Policy, check_is_policy
@@ -313,17 +313,18 @@ class Pruner(EpochLoop[EpochPlan]):
         """
         if self._replicas.size == 1:
             self.synchronize()
-        watch, unfinished = self._watch, self._cycle.unfinished
+        watch, unfinished = self.watch, self._cycle.unfinished
         epoch = self._in_progress.plan.epoch
         if not (self._recorder.flushed and (watch is None or watch.is_complete)):
             raise InputError(unsynchronized(epoch))
         progress = None
         if unfinished is not None:
-            loaded = replace(unfinished, samples=self._samples_loaded(unfinished))
-            trained = self._is_trained(loaded)
+            loaded = replace(unfinished, samples=self._last_batch.samples_loaded(unfinished))
+            trained = self._last_batch.completes(loaded)
             progress = pack_progress(loaded, self._num_samples, trained)
             if not trained:
-                self._warn_of_another_order(loaded)
+                again = self._last_batch.samples_to_repeat(loaded)
+                self._warnings.warn_of_another_order(loaded, again)
         self._warnings.warn_before_saving()
         packed = {
             **self._identity(),
@@ -375,11 +376,7 @@ class Pruner(EpochLoop[EpochPlan]):
         self._recorder.nonfinite = state["nonfinite"]
         self._report.totals = totals
         self._asked_to_rescore = state["asked_to_rescore"]
-        self._watch = None
-        if state["watch"] is not None:
-            self._watch = self._new_watch(state["watch"]["num_classes"])
-            self._watch.load_state_dict(state["watch"])
-        self._watch_is_loaded = self._watch is not None
+        self._watch.restore(state["watch"])
         if progress is not None:
             plan, recorded = progress
             self._restore(plan, Phase.RESTORED, **recorded)
@@ -388,28 +385,11 @@ class Pruner(EpochLoop[EpochPlan]):
         else:
             # The policy has learned from this epoch since, so that it cannot be planned again.
             self._restore(EpochPlan.full(epoch, self._num_samples), Phase.ENDED)
-        self._warnings.warn_of_labels_since(state.get("labels", 0))  # Older states lack it.
+        # Older states lack it.
+        warn_of_other_digest(state.get("labels", 0), self._checks.labels_digest)
         self._count_anew(shape)
 
     # -- internals ----------------------------------------------------------------------------
-
-    def _warn_of_another_order(self, progress: Progress[EpochPlan]) -> None:
-        """Warn if a resumed epoch would train the last batch of this rank again."""
-        last, cycle = self._last_index, self._cycle
-        # A loop that names its epochs by ``set_epoch`` skips trained batches by itself.
-        if last is None or not (cycle.driven and cycle.sampler_read) or self._checks.observes:
-            return
-        # A framework that shards the batches may give these places of the order to another rank.
-        if self._checks.sharded:
-            return
-        if progress.batches == self._batches_before:  # The last batch came before the first one.
-            return
-        number = (progress.samples - self.sampler.start) // self._shape.num_replicas
-        behind = np.zeros(self._num_samples, bool)
-        behind[self.sampler.leading(number)] = True
-        index = last.cpu().numpy()
-        index = index[(index >= 0) & (index < self._num_samples)]  # Others must not stop a save.
-        self._warnings.warn_of_another_order(progress, int((~behind[index]).sum()))
 
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in batches and steps of the current size."""
@@ -462,10 +442,11 @@ class Pruner(EpochLoop[EpochPlan]):
         return self.sampler.total_size
 
     def _learn(self, plan: EpochPlan) -> None:
-        self._checks.check_logits(self._watch is not None)
-        if self._watch is not None and self._policy.needs_ranking:
-            self._watch.merge()
-            ranking = self._watch.ranking_so_far()
+        watch = self.watch
+        self._checks.check_logits(watch is not None)
+        if watch is not None and self._policy.needs_ranking:
+            watch.merge()
+            ranking = watch.ranking_so_far()
             if ranking is not None:
                 self._policy.observe_ranking(plan.epoch, ranking)
         self._policy.end_epoch(plan.epoch)

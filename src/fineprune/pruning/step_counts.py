@@ -42,12 +42,17 @@ class BatchShape:
             raise InputError(f"expected batch_size with accumulation={self.accumulation}, got None")
 
     @property
+    def samples_per_batch(self) -> int | None:
+        """Number of samples in one batch of each rank; None if it is not known."""
+        return None if self.batch_size is None else self.batch_size * self.num_replicas
+
+    @property
     def multiple(self) -> int:
         """Number of samples per optimizer step of all ranks.
 
         If the batch size is not known, it is the number of ranks.
         """
-        return self.num_replicas * (self.batch_size or 1) * self.accumulation
+        return (self.samples_per_batch or self.num_replicas) * self.accumulation
 
     def batches_of(self, kept: int) -> int:
         """Return the number of batches per rank of an epoch that keeps ``kept`` samples."""

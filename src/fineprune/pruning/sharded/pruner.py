@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from fineprune.errors import InputError, check_whole_number
-from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.dropping_count import Counts
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
 from fineprune.pruning.epoch_loop import EpochLoop
@@ -184,7 +183,7 @@ class ShardedPruner(EpochLoop[Share]):
         if isinstance(self._policy, OwnedFinePruning):
             foreign = self._policy.foreign
         unfinished = cycle.unfinished
-        loaded = 0 if unfinished is None else self._samples_loaded(unfinished)
+        loaded = 0 if unfinished is None else self._last_batch.samples_loaded(unfinished)
         return {
             **self._identity(),
             "epoch": cycle.epoch,
@@ -251,7 +250,7 @@ class ShardedPruner(EpochLoop[Share]):
 
     # -- internals ----------------------------------------------------------------------------
 
-    def _new_watch(self, num_classes: int) -> LabelWatch:
+    def _group_for_logits(self) -> Any:
         raise InputError(
             "expected record() of ShardedPruner without logits, since its ranks hold only the "
             "state of their own samples, but evidence on labels needs all samples: record the "
