@@ -16,7 +16,6 @@ from resuming import train_through, train_until
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.datasets.broken_files import TooManyBroken
 from fineprune.datasets.image_files import (
     Broken,
     ImageFiles,
@@ -25,7 +24,7 @@ from fineprune.datasets.image_files import (
     collate_replacing,
 )
 from fineprune.datasets.image_index import ImageIndex, load_index
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
@@ -201,7 +200,7 @@ def test_a_run_stopped_inside_an_epoch_and_resumed_equals_the_undisturbed_one(
 def test_too_many_broken_files_end_the_run(broken, tmp_path):
     folder, _ = broken
     for limit, allowed in (("0", 0), ("0.01", 1), ("0.05", 3)):
-        with pytest.raises(TooManyBroken, match=rf"^[1-4] of 64 images are .* allows {allowed};"):
+        with pytest.raises(RunError, match=rf"^[1-4] of 64 images are .* allows {allowed};"):
             train(recipe(folder, f"data.broken_limit={limit}"), tmp_path / f"run-{limit}")
 
 
@@ -210,7 +209,7 @@ def test_broken_files_of_all_ranks_count_together(images, tmp_path, monkeypatch)
         return [value, {0, 1}, {1, 2, 3}] if isinstance(value, set) else [value]
 
     monkeypatch.setattr("fineprune.distributed.all_reduce.RankGroup.gather", gather)
-    with pytest.raises(TooManyBroken, match=r"^4 of 64 images .* allows 3$"):
+    with pytest.raises(RunError, match=r"^4 of 64 images .* allows 3$"):
         train(recipe(images, "data.broken_limit=0.05"), tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
@@ -223,7 +222,7 @@ def test_a_run_that_too_many_broken_files_ended_goes_on_with_a_higher_limit(brok
     train_through(0, recipe(folder, "data.broken_limit=0"), tmp_path / "run")
     for name in names:
         name.write_bytes(b"")
-    with pytest.raises(TooManyBroken):
+    with pytest.raises(RunError):
         train(recipe(folder, "data.broken_limit=0"), tmp_path / "run", resume=True)
     train(recipe(folder, "data.broken_limit=0.1"), tmp_path / "run", resume=True)
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -238,7 +237,7 @@ def test_a_batch_of_broken_files_ends_the_run(broken, tmp_path):
         if path.is_file() and path not in kept:
             path.write_bytes(b"")
     changes = ("data.broken_limit=1.0", "training.batch_size=2", "pruning.policy=full")
-    with pytest.raises(TooManyBroken, match="all images of a batch are broken; the last one is"):
+    with pytest.raises(RunError, match="all images of a batch are broken; the last one is"):
         train(recipe(folder, *changes), tmp_path / "run")
 
 

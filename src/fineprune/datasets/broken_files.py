@@ -9,10 +9,6 @@ from fineprune.errors import RunError
 _LOGGER = logging.getLogger(__name__)
 
 
-class TooManyBroken(RunError):
-    """More files are broken than the recipe allows, or all files of a batch are."""
-
-
 class BrokenFiles:
     """Logs each broken file of a data set once, and ends the run if there are too many.
 
@@ -36,7 +32,7 @@ class BrokenFiles:
             last = f"; the last one is {batch.broken[-1].path}: {batch.broken[-1].reason}"
             self._check(last)
             if batch.images is None:
-                raise TooManyBroken(f"all images of a batch are broken{last}")
+                raise RunError(f"all images of a batch are broken{last}")
 
     def share(self, gather: Callable[[set[int]], list[set[int]]]) -> None:
         """Take note of what the other ranks know, each of which reads a part of the samples.
@@ -48,7 +44,7 @@ class BrokenFiles:
 
     def _check(self, last: str) -> None:
         if len(self._known) > self._allowed:
-            raise TooManyBroken(
+            raise RunError(
                 f"{len(self._known)} of {self._samples} images are broken, and data.broken_limit "
                 f"allows {self._allowed}{last}"
             )
