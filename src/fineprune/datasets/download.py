@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 from urllib.parse import urlsplit
 
-from fineprune.errors import InputError, RunError, explaining
+from fineprune.errors import InputError, RunError, explaining, reason_of
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60
@@ -59,8 +59,9 @@ def fetch(url: str, md5: str, directory: Path) -> Path:
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it is also the server's response, with an open connection
+        reason = reason_of(getattr(error, "reason", None) or error)  # without urllib's layer
         raise DownloadError(
-            f"expected to download {url} to {directory}, but failed: {_reason(error)}: "
+            f"expected to download {url} to {directory}, but failed: {reason}: "
             f"try again, or put {file_name(url)} there yourself"
         ) from error
 
@@ -182,13 +183,6 @@ class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
 def _require_https(url: str) -> None:
     if urlsplit(url).scheme != "https":
         raise InputError(f"expected an https address to download from, got {url}: use https only")
-
-
-def _reason(error: Exception) -> str:
-    """Return why a download failed, without the layers of urllib."""
-    reason = getattr(error, "reason", None) or error
-    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-    return " ".join(str(text).split())
 
 
 @contextmanager
