@@ -39,7 +39,7 @@ class ImageIndex:
 
     Args:
         header: What a cache file has before its arrays.
-        arrays: The arrays of ``Found``, and its labels.
+        arrays: The arrays of ``Found``.
         file: The cache file that holds the arrays; None if they are in memory only.
 
     Attributes:
@@ -211,8 +211,7 @@ def load_index(source: Path, digest: str | None = None, *, keep: bool = True) ->
     found = find_images(source)
     if found.ignored:
         _LOGGER.warning("%s: ignored %d files that are not images", source, found.ignored)
-    arrays: dict[str, npt.NDArray[Any]] = {"labels": found.labels, **found.arrays}
-    header = _header(found, arrays)
+    header, arrays = _header(found), found.arrays
     if digest not in (None, header["digest"]):
         raise InputError(
             f"expected in {source} the images and labels with which the run began, got others: "
@@ -240,11 +239,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fineprune"
 
 
-def _header(found: Found, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+def _header(found: Found) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps([found.classes, found.shards]).encode())
-    for name in sorted(arrays):
+    for name, array in sorted(found.arrays.items()):
         digest.update(name.encode())
-        digest.update(arrays[name].data)
+        digest.update(array.data)
     return {
         "classes": found.classes,
         "places": found.places,
@@ -252,7 +251,7 @@ def _header(found: Found, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, A
         "shards": found.shards,
         "stamp": found.stamp,
         "digest": digest.hexdigest(),
-        "arrays": {name: [array.dtype.str, len(array)] for name, array in arrays.items()},
+        "arrays": {name: [array.dtype.str, len(array)] for name, array in found.arrays.items()},
     }
 
 

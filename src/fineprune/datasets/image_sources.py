@@ -41,20 +41,19 @@ class Found:
     Attributes:
         classes: The name of each class, sorted; as numbers if all of them are numbers.
         places: Where the first image of each class was found, for error messages.
-        labels: The class of each image; int32, shape (N,).
         base: The folder that paths are relative to.
         shards: The tar files, relative to ``base``; empty if each image is a file.
-        arrays: Where the images are. For files, ``paths``, the bytes of all paths after one
-            another, and ``ends``, the end of each path in them (int64, shape (N,)). For shards,
-            the number of the ``shard`` (int32), and the ``start`` and the ``size`` of the image in
-            it, in bytes (int64); each of shape (N,).
+        arrays: The ``labels``, the class of each image (int32, shape (N,)), and where the images
+            are. For files, ``paths``, the bytes of all paths after one another, and ``ends``, the
+            end of each path in them (int64, shape (N,)). For shards, the number of the ``shard``
+            (int32), and the ``start`` and the ``size`` of the image in it, in bytes (int64); each
+            of shape (N,).
         ignored: The number of files that are not images.
         stamp: What changes if the source changes, as ``stamp_of`` returns it.
     """
 
     classes: tuple[str, ...]
     places: tuple[str, ...]
-    labels: npt.NDArray[np.int32]
     base: str
     shards: tuple[str, ...]
     arrays: dict[str, npt.NDArray[Any]]
@@ -228,7 +227,8 @@ def _scan_folder(root: Path) -> Found:
             )
         labels.given.extend([number] * images)
     classes, places, numbers = labels.finish()
-    return Found(classes, places, numbers, str(root), (), paths.arrays(), ignored, stamp)
+    arrays = {"labels": numbers, **paths.arrays()}
+    return Found(classes, places, str(root), (), arrays, ignored, stamp)
 
 
 def _scan_class(
@@ -286,7 +286,8 @@ def _read_list(path: Path) -> Found:
         raise InputError(f"expected images in {path}, got an empty list")
     labels.check_numbers(path)
     classes, places, numbers = labels.finish()
-    return Found(classes, places, numbers, str(base), (), paths.arrays(), 0, stamp)
+    arrays = {"labels": numbers, **paths.arrays()}
+    return Found(classes, places, str(base), (), arrays, 0, stamp)
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -393,14 +394,15 @@ def _scan_shards(source: Path, shards: list[Path]) -> Found:
                 sizes.append(image[1])
     if not len(numbers):
         raise InputError(f"expected samples with an image and a .cls file in {source}, found none")
+    classes, places, given = labels.finish()
     arrays: dict[str, npt.NDArray[Any]] = {
+        "labels": given,
         "shard": np.frombuffer(numbers, np.int32),
         "start": np.frombuffer(starts, np.int64),
         "size": np.frombuffer(sizes, np.int64),
     }
-    classes, places, given = labels.finish()
     names = tuple(os.path.relpath(shard, base) for shard in shards)
-    return Found(classes, places, given, str(base), names, arrays, ignored, stamp)
+    return Found(classes, places, str(base), names, arrays, ignored, stamp)
 
 
 @dataclass
