@@ -7,18 +7,18 @@ import math
 import os
 import re
 import stat
+import tarfile
 import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.tar_members import members
 from fineprune.errors import InputError, check_installed, explaining
 
 _LOGGER = logging.getLogger(__name__)
@@ -379,7 +379,8 @@ def _scan_shards(source: Path, shards: list[Path]) -> Found:
     numbers, starts, sizes = array("i"), array("q"), array("q")
     ignored = 0
     for number, shard in enumerate(shards):
-        with explaining(f"expected a tar file, cannot read {shard}"):
+        damaged = (OSError, ValueError, tarfile.TarError)
+        with explaining(f"expected a tar file, cannot read {shard}", damaged):
             for sample in _samples(shard):
                 image, label = sample.image, sample.label
                 ignored += sample.others
@@ -420,7 +421,7 @@ def _samples(shard: Path) -> Iterator[_Sample]:
     """Yield the samples of a shard: the members that follow one another with the same key."""
     sample = _Sample("")
     with shard.open("rb") as file:
-        for member in members(file):
+        for member in _members(file):
             folder, _, name = member.name.rpartition("/")
             stem, _, extension = name.partition(".")
             if not stem:
@@ -432,14 +433,28 @@ def _samples(shard: Path) -> Iterator[_Sample]:
                 sample = _Sample(key)
             extension = extension.lower()
             if f".{extension}" in _KNOWN and sample.image is None:
-                sample.image = member.start, member.size
+                sample.image = member.offset_data, member.size
             elif extension == "cls":
-                sample.label = member.content(file)
+                file.seek(member.offset_data)
+                sample.label = file.read(member.size)
             else:
                 sample.json |= extension == "json"
                 sample.others += 1
     if sample.key:
         yield sample
+
+
+def _members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """Yield the regular files of a tar archive that is not compressed, in their order."""
+    with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
+        for member in archive:
+            archive.members.clear()  # type: ignore[attr-defined]  # It would keep all of them.
+            if member.isreg():
+                yield member
+        # It takes a damaged header for the end.
+        file.seek(archive.offset)
+        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            raise ValueError(f"no header of a member at byte {archive.offset}")
 
 
 def _no_label(shard: Path, sample: _Sample) -> InputError:
