@@ -14,7 +14,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from pathlib import Path
 
@@ -57,19 +56,6 @@ def test_a_download_that_ends_early_leaves_nothing(tmp_path):
         save(io.BytesIO(CONTENT[:100]), len(CONTENT), URL, MD5, tmp_path)
     one_line(error)
     assert names_in(tmp_path) == []
-
-
-def test_what_a_killed_download_left_is_removed_by_a_later_one(tmp_path):
-    old, new, other = (
-        f".{name}.{digit * 16}.part"
-        for name, digit in (("some-file.tar.gz", "0"), ("some-file.tar.gz", "1"), ("another", "0"))
-    )
-    made = {old: 7200, new: 60, other: 7200, ".some-file.tar.gz.mine.part": 7200}
-    for name, age in made.items():
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (time.time() - age, time.time() - age))
-    save(io.BytesIO(CONTENT), None, URL, MD5, tmp_path)
-    assert {*made} - {*names_in(tmp_path)} == {old}
 
 
 def test_a_download_with_another_digest_leaves_nothing(tmp_path):

@@ -4,19 +4,16 @@ Every file and folder appears under its name only when it is complete. Nothing h
 behind after an error or an interrupt.
 """
 
-import glob
 import hashlib
 import http.client
-import secrets
-import shutil
 import sys
 import tarfile
-import time
+import tempfile
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO
 from urllib.parse import urlsplit
@@ -25,9 +22,6 @@ from fineprune.errors import InputError, RunError, explaining, reason_of
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60
-
-# Other processes may be writing the same file. They write more often than this.
-_ABANDONED_SECONDS = 3600
 
 
 class DownloadError(RunError, ConnectionError):
@@ -72,7 +66,9 @@ def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path
     ``size`` is the number of bytes to expect; None if it is not known. Returns the written file.
     """
     received = 0
-    with unfinished(directory, file_name(url)) as partial:
+    name = file_name(url)
+    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=directory) as unfinished:
+        partial = Path(unfinished, name)
         with partial.open("xb") as file, _progress(url, size) as show:
             for chunk in iter(lambda: stream.read(_CHUNK), b""):
                 file.write(chunk)
@@ -81,7 +77,7 @@ def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path
         if size is not None and received != size:
             raise InputError(f"expected {size} bytes of {url}, got {received}: download it again")
         check_digest(partial, md5, f"{url}: download it again")
-        return partial.replace(directory / file_name(url))
+        return partial.replace(directory / name)
 
 
 def check_digest(path: Path, md5: str, advice: str) -> None:
@@ -106,60 +102,35 @@ def unpack(packed: Path, folder: str) -> Path:
         The unpacked folder.
     """
     target = packed.parent / folder
-    with unfinished(packed.parent, folder) as partial:
-        try:
-            partial.mkdir()
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{folder}.", dir=packed.parent) as unfinished:
             with tarfile.open(packed, "r:gz") as tar:
-                tar.extractall(partial, filter="data")
-        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-            raise InputError(
-                f"expected a whole tar.gz archive in {packed}, got {error!r} while unpacking it: "
-                "check the free disk space and the permissions of the folder, or delete the "
-                "archive and download it again"
-            ) from error
-        if not (partial / folder).is_dir():
-            raise InputError(
-                f"expected a folder {folder} inside {packed}, found none: "
-                "delete the archive and download it again"
-            )
-        try:
-            (partial / folder).rename(target)
-        except OSError:
-            # Several processes may start on one directory at the same time. The folder of the
-            # first one is as good as ours.
-            if not target.is_dir():
-                raise
+                tar.extractall(unfinished, filter="data")
+            unpacked = Path(unfinished, folder)
+            if not unpacked.is_dir():
+                raise InputError(
+                    f"expected a folder {folder} inside {packed}, found none: "
+                    "delete the archive and download it again"
+                )
+            try:
+                unpacked.rename(target)
+            except OSError:
+                # Several processes may start on one directory at the same time. The folder of the
+                # first one is as good as ours.
+                if not target.is_dir():
+                    raise
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise InputError(
+            f"expected a whole tar.gz archive in {packed}, got {error!r} while unpacking it: "
+            "check the free disk space and the permissions of the folder, or delete the "
+            "archive and download it again"
+        ) from error
     return target
 
 
 def file_name(url: str) -> str:
     """Return the name of the file at an address."""
     return url.rpartition("/")[2]
-
-
-@contextmanager
-def unfinished(folder: Path, name: str) -> Iterator[Path]:
-    """Yield a path for something that several processes may write, and remove what is left of it.
-
-    The path is in ``folder`` and belongs to this process, which moves what it has completed. What
-    one that was killed an hour ago or earlier has left under this name is removed too.
-    """
-    for left in folder.glob(f".{glob.escape(name)}.{'[0-9a-f]' * 16}.part"):
-        with suppress(OSError):  # It may end now, or be another user's.
-            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
-                _remove(left)
-    path = folder / f".{name}.{secrets.token_hex(8)}.part"
-    try:
-        yield path
-    finally:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 class _HttpsRedirects(urllib.request.HTTPRedirectHandler):

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import struct
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.download import unfinished
 from fineprune.datasets.image_set import in_another_form
 from fineprune.datasets.image_sources import Found, find_images, shards_of, stamp_of
 from fineprune.errors import MOST_DIGITS, InputError
@@ -263,7 +263,8 @@ def _write(file: Path, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArr
     """Write a cache file under a temporary name, and rename it when it is complete."""
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(header).encode()
-    with unfinished(file.parent, file.name) as partial:
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as unfinished:
+        partial = Path(unfinished, file.name)
         with open(partial, "xb", opener=_for_its_owner) as out:
             out.write(_START.pack(_MAGIC, len(text)) + text)
             for array in arrays.values():
