@@ -604,7 +604,7 @@ def test_an_optimizer_that_calls_its_closure_several_times_is_refused(runs, prun
     net = runs.Net()
     optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
     monkeypatch.setattr(net, "configure_optimizers", lambda: optimizer)
-    with pytest.raises(InputError, match=r"got one that calls its closure, .* as LBFGS does"):
+    with pytest.raises(InputError, match=r"no optimizer that calls its closure, .* as LBFGS does"):
         runs.fit(pruning(fp.FullData(runs.EPOCHS)), net=net)
 
 

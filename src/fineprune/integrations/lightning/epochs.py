@@ -73,7 +73,6 @@ class DataPruning(pl.Callback):
         self._loader: PrunedLoader | None = None
         # What ``Pruner.record`` is given of a batch that the optimizer has not used yet.
         self._batch: tuple[Any, ...] | None = None
-        self._is_backpropagated = False
         self._state: dict[str, Any] | None = None  # A state to load.
         self._has_started = False
         self._max_steps: int | None = None  # The user's, while it is another number.
@@ -102,20 +101,14 @@ class DataPruning(pl.Callback):
         assert self._loader is not None
         index, self._loader.index = self._loader.index, None
         if index is None:
-            if self._is_backpropagated:
-                raise InputError(
-                    "expected an optimizer that trains each batch once, got one that calls its "
-                    "closure, and so training_step, more than once per step, as LBFGS does: use "
-                    "another optimizer, or train without DataPruning"
-                )
             raise InputError(
-                "expected one call of record() in each training_step, got a second one: record the "
-                "sum of the losses of a sample"
+                "expected one call of record() for each batch, got a second one: record the sum of "
+                "the losses of a sample, and use no optimizer that calls its closure, and so "
+                "training_step, more than once per step, as LBFGS does"
             )
         of_batch = (losses, logits, labels)
         copies = (None if part is None else part.detach().clone() for part in of_batch)
         self._batch = index, *copies
-        self._is_backpropagated = False
         return self.pruner.weighted(index, losses).mean()
 
     def settle(self) -> None:
@@ -168,13 +161,6 @@ class DataPruning(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the loaders for this epoch."""
         trainer.reload_dataloaders_every_n_epochs = 0
-
-    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note that the step of the batch has ended. Its optimizer may still ask for another one.
-
-        With manual optimization, a step may go on after this.
-        """
-        self._is_backpropagated = pl_module.automatic_optimization
 
     def on_train_batch_end(
         self,
