@@ -324,15 +324,11 @@ def test_links_to_folders_are_followed_but_not_in_circles(tmp_path):
     elsewhere = write_folder(tmp_path / "elsewhere", 4) / "dark"
     (root / "dark" / "more").symlink_to(elsewhere)
     assert len(load_index(root)) == 6 + len(list(elsewhere.iterdir()))
-    (root / "dark" / "again").symlink_to(root / "dark")
-    with pytest.raises(
-        InputError, match=r"contain themselves in .*, got the link \S*dark/again to"
-    ):
-        load_index(root)
-    (root / "dark" / "again").unlink()
-    (root / "dark" / "loop").symlink_to("..")  # Its folder ``dark`` is no link.
-    with pytest.raises(InputError, match=r"got the link \S*dark/loop to \S*files: remove this"):
-        load_index(root)
+    for link, target in (("again", root / "dark"), ("loop", "..")):
+        (root / "dark" / link).symlink_to(target)
+        with pytest.raises(InputError, match=rf"cannot read it: .* symbolic links: .*dark/{link}/"):
+            load_index(root)
+        (root / "dark" / link).unlink()
 
 
 @pytest.mark.parametrize("damage", ["shortened", "empty", "another file"])

@@ -218,7 +218,7 @@ def _scan_folder(root: Path) -> Found:
     for name in folders:
         number = labels.number(_text(name, root), str(root / name))
         before = len(paths.ends)
-        ignored += _scan_class(root, name, paths, stamp, ())
+        ignored += _scan_class(root, name, paths, stamp)
         images = len(paths.ends) - before
         if not images:
             raise InputError(
@@ -231,29 +231,18 @@ def _scan_folder(root: Path) -> Found:
     return Found(classes, places, str(root), (), arrays, ignored, stamp)
 
 
-def _scan_class(
-    root: Path, folder: str, paths: _Paths, stamp: Stamp, within: tuple[str, ...]
-) -> int:
+def _scan_class(root: Path, folder: str, paths: _Paths, stamp: Stamp) -> int:
     """Add the images of a folder and of those below it; return the number of other files.
 
-    Links to folders are followed, but not back into ``within``, the real paths of those above.
+    Links to folders are followed. The system ends a circle with an OSError.
     """
-    real = os.path.realpath(root / folder)
-    if real in within:
-        # The folder may be a real one that was reached again through a link.
-        reached = root / folder
-        link = next((path for path in (reached, *reached.parents) if path.is_symlink()), reached)
-        raise InputError(
-            f"expected folders that do not contain themselves in {root}, got the link {link} to "
-            f"{os.path.realpath(link)}: remove this link"
-        )
     stamp.append(_folder_stamp(root, folder))
     ignored = 0
     prefix = os.fsencode(folder) + b"/"
     for entry in _visible(root / folder):
         name = entry.name
         if entry.is_dir():
-            ignored += _scan_class(root, f"{folder}/{name}", paths, stamp, (*within, real))
+            ignored += _scan_class(root, f"{folder}/{name}", paths, stamp)
         elif name[name.rfind(".") :].lower() in _KNOWN:
             paths.add(prefix + os.fsencode(name))
         else:
