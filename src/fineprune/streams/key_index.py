@@ -164,18 +164,13 @@ class KeyIndex:
     def __len__(self) -> int:
         return int(self.firsts[-1])
 
-    def digest(self) -> int:
-        """Return a number that is equal for equal indices, and almost certainly not for others."""
-        return self._digest(self.shards)
-
     def numbering(self) -> int:
-        """Return a number like ``digest``, but the same if the shards lie in other folders.
+        """Return a number that is equal for equal indices, and almost certainly not for others.
 
-        The nodes of a cluster may each have a copy of the shards.
+        It is the same if the shards lie in other folders, because the nodes of a cluster may each
+        have a copy of them.
         """
-        return self._digest([name.rpartition("/")[2] for name in self.shards])
-
-    def _digest(self, names: Sequence[str]) -> int:
+        names = [name.rpartition("/")[2] for name in self.shards]
         digest = zlib.crc32("\0".join(names).encode("utf-8", "surrogateescape"))
         digest = zlib.crc32(self.firsts.tobytes(), digest)
         return digest if self.checksums is None else zlib.crc32(self.checksums.data, digest)

@@ -144,8 +144,7 @@ class StreamLoader:
             raise InputError(
                 f"expected a state of a StreamLoader, got {got}: give what state_dict() returned"
             )
-        # States of earlier versions hold the digest, which depends on the folders of the shards.
-        if state["index"] not in (own["index"], self._stream.index.digest()):
+        if state["index"] != own["index"]:
             raise InputError(
                 "expected the index with which the training began, got another one, which numbers "
                 "the samples differently: load the index that was saved then"
