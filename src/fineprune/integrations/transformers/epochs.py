@@ -317,15 +317,6 @@ class PlannedEpochs(_Base):
                 f"{remedy_of_loader(self)}"
             )
 
-    # -- the log --------------------------------------------------------------------------------
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, beside the loss, the share of the samples that the epoch skips."""
-        if self.is_in_train and "loss" in logs:
-            number = self.pruner.num_samples
-            logs["skipped_share"] = (number - len(self.pruner.plan.kept)) / number
-        super().log(logs, *args, **kwargs)
-
     def _log_epoch(self, values: dict[str, float], step: int) -> None:
         # To log anything unsets what tells the Trainer to log the loss. A subclass that adds its
         # metrics to the next log must find the one with the loss.
