@@ -123,6 +123,7 @@ class Adaptive(BudgetedPolicy):
     """
 
     name: ClassVar[str] = "adaptive"
+    _array_names = ("_streaks", "_confused", "_chosen")
     needs_losses: bool = True
     of_nonfinite: ClassVar[str] = "count as above chance"
 
@@ -330,11 +331,9 @@ class Adaptive(BudgetedPolicy):
     def state_dict(self) -> dict[str, Any]:
         """Return what decides on samples to skip, those chosen already, and the epochs' lengths."""
         return {
-            "streaks": self.counts,
-            "confused": torch.from_numpy(np.packbits(self._confused)),
+            **super().state_dict(),
             "consistent_epochs": self._consistent_epochs,
             "spared": torch.from_numpy(np.packbits(self._spared)),
-            "chosen": torch.from_numpy(np.packbits(self._chosen)),
             "lengths": list(self._lengths),
             "chance": self._chance,
             "mostly_learned": self._mostly_learned,
@@ -343,13 +342,11 @@ class Adaptive(BudgetedPolicy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. If the size of a step has changed, shares of epochs are kept."""
-        self._streaks = state["streaks"].numpy().copy()
-        count = len(self._streaks)
-        self._confused = np.unpackbits(state["confused"].numpy(), count=count).view(np.bool_)
+        super().load_state_dict(state)
         self._consistent_epochs = state["consistent_epochs"]
         if "spared" in state:  # It is missing in states of earlier versions.
-            self._spared = np.unpackbits(state["spared"].numpy(), count=count).view(np.bool_)
-        self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
+            spared = np.unpackbits(state["spared"].numpy(), count=self._num_samples)
+            self._spared = spared.view(np.bool_)
         self._lengths = list(state["lengths"])
         self._chance = state["chance"]
         self._mostly_learned = state["mostly_learned"]

@@ -43,6 +43,7 @@ class FinePruning(ScheduledPolicy):
     """
 
     name: ClassVar[str] = "fine-pruning"
+    _array_names = ("_counts", "_marks")
     needs_losses: bool = True
     of_nonfinite: ClassVar[str] = "received no mark and were left out of the mean of their batch"
 
@@ -138,18 +139,6 @@ class FinePruning(ScheduledPolicy):
     def settings(self) -> dict[str, Any]:
         """Return the schedule, ``prune`` and the tolerance."""
         return {**super().settings(), "tolerance": self.tolerance}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts, and the marks of an epoch in progress as packed bits."""
-        marks = torch.from_numpy(np.packbits(self._marks))
-        return {**super().state_dict(), "counts": self.counts, "marks": marks}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counts and the marks."""
-        super().load_state_dict(state)
-        self._counts = state["counts"].numpy().copy()
-        marks = np.unpackbits(state["marks"].numpy(), count=len(self._counts))
-        self._marks = marks.view(np.bool_)
 
 
 def start_and_prune(

@@ -339,15 +339,23 @@ class Policy(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned: tensors, numbers, strings, lists and dicts only.
 
-        These are copies of the arrays that ``_array_names`` lists, by their names.
+        These are copies of the arrays that ``_array_names`` lists, by their names. Those of bools
+        are packed as bits.
         """
-        arrays = {name: getattr(self, name) for name in self._array_names}
-        return {name.lstrip("_"): torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        state = {}
+        for name in self._array_names:
+            array = getattr(self, name)
+            packed = np.packbits(array) if array.dtype == np.bool_ else array.copy()
+            state[name.lstrip("_")] = torch.from_numpy(packed)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the result of ``state_dict``. This is called after ``bind``."""
         for name in self._array_names:
-            setattr(self, name, state[name.lstrip("_")].numpy().copy())
+            array, before = state[name.lstrip("_")].numpy(), getattr(self, name)
+            if before.dtype == np.bool_:
+                array = np.unpackbits(array, count=len(before)).view(np.bool_)
+            setattr(self, name, array.copy())
 
 
 def check_is_policy(policy: object) -> None:

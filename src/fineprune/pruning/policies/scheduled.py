@@ -60,9 +60,10 @@ class ScheduledPolicy(Policy):
     def state_dict(self) -> dict[str, Any]:
         """Return the windows, since some may have been opened while training."""
         windows = {key: getattr(self.schedule, key) for key in ("window", "start", "opened")}
-        return {key: listed(value) for key, value in windows.items()}
+        return {**super().state_dict(), **{key: listed(value) for key, value in windows.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the windows."""
+        super().load_state_dict(state)
         windows = {"window": state["window"], "start": state["start"]}
         self.schedule = replace(self.schedule, **windows, opened=tuple(state["opened"]))

@@ -17,7 +17,6 @@ from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.pruner_state import check_state, on_cpu, plain, unsynchronized
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.run_report import RunTotals
@@ -215,8 +214,7 @@ class ShardedPruner(EpochLoop[Share]):
         check_state(state, self._identity(), _KEYS, {"rank": remedy})
         state = on_cpu(state)
         numbers = copy.copy(self._policy)
-        if isinstance(numbers, ScheduledPolicy):  # Its windows say how many samples are kept.
-            ScheduledPolicy.load_state_dict(numbers, state["learned"])
+        numbers.load_state_dict(state["learned"])  # Its windows say how many samples are kept.
         kept = StepCounts(numbers, self._num_samples, self._shape).num_kept(state["epoch"])
         if state["batches"] and kept != state["kept"]:
             raise InputError(
