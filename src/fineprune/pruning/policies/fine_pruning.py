@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ class FinePruning(ScheduledPolicy):
     """
 
     name: ClassVar[str] = "fine-pruning"
+    _setting_names = ("prune", "tolerance")
     _array_names = ("_counts", "_marks")
     needs_losses: bool = True
     of_nonfinite: ClassVar[str] = "received no mark and were left out of the mean of their batch"
@@ -135,10 +136,6 @@ class FinePruning(ScheduledPolicy):
     def num_suspects(self) -> int | None:
         """Return how many samples a pruning epoch skips; None if it skips none."""
         return prune_count(self.prune, self._num_samples) or None
-
-    def settings(self) -> dict[str, Any]:
-        """Return the schedule, ``prune`` and the tolerance."""
-        return {**super().settings(), "tolerance": self.tolerance}
 
 
 def start_and_prune(

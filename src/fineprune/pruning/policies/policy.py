@@ -329,15 +329,14 @@ class Policy(ABC):
         return []
 
     def settings(self) -> dict[str, Any]:
-        """Return what a saved state must agree with: numbers, strings, lists and dicts only.
+        """Return what a saved state must agree with: the name, and what ``_setting_names`` lists.
 
-        This is the name of the policy, and the attributes that ``_setting_names`` lists.
+        These are numbers, strings, and lists, tuples and dicts of them.
         """
-        values = {name: getattr(self, name) for name in self._setting_names}
-        return {"policy": self.name, **{name: listed(value) for name, value in values.items()}}
+        return {"policy": self.name, **{name: getattr(self, name) for name in self._setting_names}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned: tensors, numbers, strings, lists and dicts only.
+        """Return what was learned: tensors, numbers, strings, and lists, tuples and dicts of them.
 
         These are copies of the arrays that ``_array_names`` lists, by their names. Those of bools
         are packed as bits.
@@ -375,11 +374,6 @@ def check_is_policy(policy: object) -> None:
             f"expected a policy with a number of epochs, got {type(policy).__name__}: call "
             f"super().__init__(epochs)"
         )
-
-
-def listed(value: Any) -> Any:
-    """Return a tuple as a list, which is what a saved state holds, and anything else as it is."""
-    return list(value) if isinstance(value, tuple) else value
 
 
 def prune_count(prune: float, num_samples: int, name: str = "prune") -> int:

@@ -1,11 +1,11 @@
 """ScheduledPolicy: the common part of all policies that follow a ``Schedule``."""
 
 from dataclasses import asdict, replace
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from fineprune.errors import InputError
 from fineprune.pruning.plan_options import Options
-from fineprune.pruning.policies.policy import Policy, checked_prune, listed, prune_count
+from fineprune.pruning.policies.policy import Policy, checked_prune, prune_count
 from fineprune.pruning.schedule import Schedule
 
 
@@ -18,6 +18,8 @@ class ScheduledPolicy(Policy):
         schedule: The schedule, including the windows that were opened while training.
         given_schedule: The schedule as it was given.
     """
+
+    _setting_names: ClassVar[tuple[str, ...]] = ("prune",)
 
     def __init__(self, schedule: Schedule, prune: float, **options: Unpack[Options]) -> None:
         super().__init__(**options)
@@ -54,13 +56,12 @@ class ScheduledPolicy(Policy):
 
     def settings(self) -> dict[str, Any]:
         """Return the schedule as it was given and ``prune``, with which a state must agree."""
-        schedule = {key: listed(value) for key, value in asdict(self.given_schedule).items()}
-        return {"policy": self.name, "prune": self.prune, "schedule": schedule}
+        return {**super().settings(), "schedule": asdict(self.given_schedule)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the windows, since some may have been opened while training."""
         windows = {key: getattr(self.schedule, key) for key in ("window", "start", "opened")}
-        return {**super().state_dict(), **{key: listed(value) for key, value in windows.items()}}
+        return {**super().state_dict(), **windows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the windows."""

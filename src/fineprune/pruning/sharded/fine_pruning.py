@@ -23,7 +23,7 @@ class OwnedFinePruning(FinePruning):
     """
 
     def __init__(self, policy: FinePruning, owned: range) -> None:
-        super().__init__(policy.schedule, policy.prune, policy.tolerance)
+        super().__init__(policy.given_schedule, policy.prune, policy.tolerance)
         self._owned = owned
 
     def bind(self, num_samples: int) -> None:

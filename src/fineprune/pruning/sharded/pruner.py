@@ -102,21 +102,11 @@ class ShardedPruner(EpochLoop[Share]):
                 f"expected fewer than {MOST_TIES} samples per rank, got {len(self.owned)}: use "
                 f"more ranks"
             )
-        self._agreed = plain(
-            {
-                "version": STATE_VERSION,
-                "num_samples": num_samples,
-                "seed": seed,
-                "settings": policy.settings(),
-                "num_replicas": replicas.size,
-            },
-            "the settings",
-        )
         replicas.check_equal(
             {
                 "number of samples": (num_samples, "it is that of all ranks together"),
                 "seed": (seed, "give the pruner the same one"),
-                "policy": (self._agreed["settings"], "give it the same settings"),
+                "policy": (policy.settings(), "give it the same settings"),
                 "batch_size, accumulation and drop_last": (shape, "give the same ones"),
             }
         )
@@ -183,7 +173,7 @@ class ShardedPruner(EpochLoop[Share]):
             foreign = self._policy.foreign
         unfinished = cycle.unfinished
         loaded = 0 if unfinished is None else self._last_batch.samples_loaded(unfinished)
-        return {
+        packed = {
             **self._identity(),
             "epoch": cycle.epoch,
             "open": cycle.is_open,
@@ -195,6 +185,8 @@ class ShardedPruner(EpochLoop[Share]):
             "learned": self._policy.state_dict(),
             "totals": asdict(self._report.totals),
         }
+        state: dict[str, Any] = plain(packed, "the state")
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the state of this rank. All ranks must call it.
@@ -211,7 +203,7 @@ class ShardedPruner(EpochLoop[Share]):
             "each rank loads the state that it saved itself (in a distributed checkpoint, give "
             "each rank a key of its own)"
         )
-        check_state(state, self._identity(), _KEYS, {"rank": remedy})
+        check_state(state, plain(self._identity(), "the settings"), _KEYS, {"rank": remedy})
         state = on_cpu(state)
         numbers = copy.copy(self._policy)
         numbers.load_state_dict(state["learned"])  # Its windows say how many samples are kept.
@@ -294,7 +286,14 @@ class ShardedPruner(EpochLoop[Share]):
 
     def _identity(self) -> dict[str, Any]:
         """Return what a saved state must agree with."""
-        return {**self._agreed, "rank": self._replicas.rank}
+        return {
+            "version": STATE_VERSION,
+            "num_samples": self._num_samples,
+            "seed": self._seed,
+            "settings": self._policy.settings(),
+            "num_replicas": self._replicas.size,
+            "rank": self._replicas.rank,
+        }
 
 
 def _check_policy(policy: Policy) -> None:
