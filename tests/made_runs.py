@@ -89,6 +89,7 @@ def make_run(
     training, number = recipe.training, _train_size(recipe)
     policy = recipe.policy()
     policy.bind(number)
+    policy.bind_steps(1, number)
     noise = np.random.default_rng([recipe.run.seed, *arm.encode()])
     write_atomically(folder / "recipe.toml", recipe.to_toml())
     lines = []

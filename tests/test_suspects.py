@@ -82,6 +82,7 @@ def test_the_suspects_of_a_training_loop_are_the_samples_with_wrong_labels():
 def test_samples_without_a_loss_are_not_listed():
     policy = fp.Adaptive(4, save=0)
     policy.bind(5)
+    policy.bind_steps(1, 5)
     policy.observe(0, records([3, 1], [1.0, 2.0]))
     policy.end_epoch(0)
     indices, scores = policy.suspects()

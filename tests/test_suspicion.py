@@ -90,6 +90,7 @@ def test_a_suspicion_of_another_length_is_refused():
 def observed(policy, epochs):
     """Train all samples in one batch per epoch; the last two have large losses."""
     policy.bind(5)
+    policy.bind_steps(1, 5)
     for epoch in range(epochs):
         losses = np.array([0.1, 0.1, 0.1, 3.0, 3.0], dtype=np.float32)
         policy.observe(epoch, LossRecords(np.arange(5), losses, np.full(5, 1.26)))

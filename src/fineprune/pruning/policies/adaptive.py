@@ -173,7 +173,7 @@ class Adaptive(BudgetedPolicy):
         self._forget(0)
 
     def bind(self, num_samples: int) -> None:
-        """Allocate twelve bytes per sample, and count each sample as an optimizer step.
+        """Allocate twelve bytes per sample.
 
         Raises:
             InputError: The earlier training had another number of samples.

@@ -101,11 +101,6 @@ class BudgetedPolicy(Policy):
         values = super().settings()
         return {**values, "rates": "of steps"} if self._by_steps else values
 
-    def bind(self, num_samples: int) -> None:
-        """Receive the number of samples, and count each sample as an optimizer step."""
-        super().bind(num_samples)
-        self.bind_steps(1, num_samples)
-
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
         """Receive the size of an optimizer step, and compute the budget in steps.
 

@@ -47,11 +47,6 @@ class EvenSaving(Policy):
         self.save = None if save is None else check_save(save, len(self._shortened), self.epochs)
         self._numbers: list[int] = []
 
-    def bind(self, num_samples: int) -> None:
-        """Receive the number of samples, and count each sample as an optimizer step."""
-        super().bind(num_samples)
-        self.bind_steps(1, num_samples)
-
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
         """Distribute the samples to skip over the epochs, in whole steps.
 
