@@ -16,7 +16,7 @@ from fineprune.pruning.learning_rates import (
     rates_of_steps,
     relative_rates,
 )
-from fineprune.pruning.plan_options import Options, annealed_epochs, check_share
+from fineprune.pruning.plan_options import Options, check_share
 from fineprune.pruning.policies.even_saving import check_save
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.step_budget import rates_along_steps, smooth_weights, steps_of_epoch
@@ -43,7 +43,6 @@ class BudgetedPolicy(Policy):
         super().__init__(epochs, **options)
         self.save = check_share("save", save, "[0, 1)")
         self.returning = check_share("returning", returning)
-        self._annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
         if save:
             check_save(save, self.epochs - self._annealed, self.epochs)
         self._step_size = self._full_steps = self._budget = 0

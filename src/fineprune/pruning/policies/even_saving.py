@@ -1,7 +1,7 @@
 """EvenSaving: the common part of the policies that skip evenly many samples in each epoch."""
 
 from fineprune.errors import InputError
-from fineprune.pruning.plan_options import annealed_epochs, check_share
+from fineprune.pruning.plan_options import check_share
 from fineprune.pruning.policies.policy import Policy
 
 
@@ -42,7 +42,7 @@ class EvenSaving(Policy):
 
     def _set_save(self, save: float | None, begin: int = 0, end: int | None = None) -> None:
         """Set the share to save, and the epochs that may skip samples unless they are annealed."""
-        last = self.epochs - annealed_epochs(self.plan_options.anneal, self.epochs)
+        last = self.epochs - self._annealed
         self._shortened = range(begin, last if end is None else min(end, last))
         self.save = None if save is None else check_save(save, len(self._shortened), self.epochs)
         self._numbers: list[int] = []

@@ -102,12 +102,17 @@ class Policy(ABC):
         """Number of training epochs."""
         return self._epochs
 
+    @property
+    def _annealed(self) -> int:
+        """Number of last epochs that train all samples because of ``anneal``."""
+        return annealed_epochs(self.plan_options.anneal, self.epochs)
+
     def anneals(self, epoch: int) -> bool:
         """Return whether ``epoch`` (counted from 0) trains all samples because of ``anneal``.
 
         ``num_kept`` and ``select`` are not called for such an epoch.
         """
-        return epoch >= self.epochs - annealed_epochs(self.plan_options.anneal, self.epochs)
+        return epoch >= self.epochs - self._annealed
 
     @property
     def without_rates(self) -> str | None:

@@ -8,7 +8,7 @@ import torch
 
 from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.even_saving import check_save
 from fineprune.pruning.policies.policy import Policy, prune_count
 from fineprune.pruning.random_streams import stream
@@ -53,7 +53,7 @@ class RS2(Policy):
         super().__init__(epochs, **options)
         if not isinstance(replacement, bool):
             raise InputError(f"expected replacement as True or False, got {replacement!r}")
-        shortened = self.epochs - annealed_epochs(self.plan_options.anneal, self.epochs)
+        shortened = self.epochs - self._annealed
         self.save = check_save(save, shortened, self.epochs)
         self._save_per_epoch = save * self.epochs / shortened
         self.replacement = replacement
