@@ -57,15 +57,9 @@ class RS2(Policy):
         self.save = check_save(save, shortened, self.epochs)
         self._save_per_epoch = save * self.epochs / shortened
         self.replacement = replacement
-        self._kept = 0
         # The current round and its order. It is made again if it is missing.
         self._round = -1
         self._order: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-
-    def bind(self, num_samples: int) -> None:
-        """Receive the number of samples."""
-        super().bind(num_samples)
-        self._kept = num_samples - prune_count(self._save_per_epoch, num_samples)
 
     def bind_seed(self, seed: int) -> None:
         """Receive the seed from which the orders are derived."""
@@ -74,7 +68,7 @@ class RS2(Policy):
 
     def num_kept(self, epoch: int) -> int:
         """Return the number of samples of a subset."""
-        return self._kept
+        return self._num_samples - prune_count(self._save_per_epoch, self._num_samples)
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Return the next ``num_kept`` samples of the random order."""
