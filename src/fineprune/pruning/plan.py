@@ -10,9 +10,6 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 
-# Number of indices that are compared at a time, so that the comparison fits into the cache.
-_BLOCK = 1 << 18
-
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
@@ -36,7 +33,8 @@ class EpochPlan:
     def __post_init__(self) -> None:
         check_whole_number("epoch", self.epoch, 0)
         _check_vector("kept", self.kept, torch.int64)
-        if not len(self.kept) or self.kept[0] < 0 or not _ascends(self.kept):
+        ascends = (self.kept[1:] > self.kept[:-1]).all()
+        if not len(self.kept) or self.kept[0] < 0 or not ascends:
             raise InputError(
                 f"expected kept to be one or more indices of at least 0, in ascending order "
                 f"without repetitions, got {_beginning(self.kept)}: use torch.unique(kept)"
@@ -110,12 +108,6 @@ def _check_vector(name: str, value: object, dtype: torch.dtype) -> None:
             f"expected {name} as a tensor of {dtype} with one dimension on the CPU, got "
             f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
         )
-
-
-def _ascends(kept: torch.Tensor) -> bool:
-    values = kept.numpy()
-    blocks = (values[begin : begin + _BLOCK + 1] for begin in range(0, len(values), _BLOCK))
-    return all(np.all(block[1:] > block[:-1]) for block in blocks)
 
 
 def _beginning(kept: torch.Tensor) -> str:
