@@ -24,7 +24,6 @@ from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner_state import (
     OF_ANOTHER_VERSION,
     check_state,
-    on_cpu,
     pack_progress,
     plain,
     unpack_progress,
@@ -361,7 +360,7 @@ class Pruner(EpochLoop[EpochPlan]):
         """
         self._checks.check_may_load()
         check_state(state, plain(self._identity(), "the settings"), _KEYS)
-        state = on_cpu(state)
+        state = plain(state, "the state")  # ``map_location`` may have moved tensors from the CPU.
         epoch, packed = state["epoch"], state["progress"]
         if not state["synchronized"]:
             raise InputError(unsynchronized(epoch))

@@ -57,7 +57,7 @@ def unpack_progress(
 def plain(value: Any, name: str) -> Any:
     """Return a value of which ``torch.load`` with ``weights_only=True`` loads every part.
 
-    Numbers of NumPy become those of Python, and tuples become lists.
+    Numbers of NumPy become those of Python, tuples become lists, and tensors are on the CPU.
 
     Args:
         value: Tensors, numbers, strings, bytes, None, and lists, tuples and dicts of these.
@@ -69,22 +69,15 @@ def plain(value: Any, name: str) -> Any:
         return {plain(key, name): plain(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item, f"{name}[{number}]") for number, item in enumerate(value)]
-    if value is None or isinstance(value, torch.Tensor | bool | int | float | str | bytes):
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     raise InputError(
         f"expected {name} as a tensor, a number, a string, or a list or dict of these, which "
         f"torch.load loads with weights_only=True, got {type(value).__name__}: let settings() and "
         f"state_dict() of the policy return such values"
     )
-
-
-def on_cpu(value: Any) -> Any:
-    """Return a state whose tensors are on the CPU: ``map_location`` moves those of a file."""
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {key: on_cpu(item) for key, item in value.items()}
-    return [on_cpu(item) for item in value] if isinstance(value, list) else value
 
 
 def check_state(

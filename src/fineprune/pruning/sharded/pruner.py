@@ -17,7 +17,7 @@ from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.pruner_state import check_state, on_cpu, plain, unsynchronized
+from fineprune.pruning.pruner_state import check_state, plain, unsynchronized
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.run_report import RunTotals
 from fineprune.pruning.sharded.fine_pruning import OwnedFinePruning
@@ -204,7 +204,7 @@ class ShardedPruner(EpochLoop[Share]):
             "each rank a key of its own)"
         )
         check_state(state, plain(self._identity(), "the settings"), _KEYS, {"rank": remedy})
-        state = on_cpu(state)
+        state = plain(state, "the state")  # ``map_location`` may have moved tensors from the CPU.
         numbers = copy.copy(self._policy)
         numbers.load_state_dict(state["learned"])  # Its windows say how many samples are kept.
         kept = StepCounts(numbers, self._num_samples, self._shape).num_kept(state["epoch"])
