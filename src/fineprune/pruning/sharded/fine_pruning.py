@@ -17,20 +17,18 @@ class OwnedFinePruning(FinePruning):
     Args:
         policy: The policy of all ranks together.
         owned: The samples that this rank owns.
-
-    Attributes:
-        foreign: The samples of other ranks that this rank has marked in the epoch; int64.
     """
 
     def __init__(self, policy: FinePruning, owned: range) -> None:
         super().__init__(policy.given_schedule, policy.prune, policy.tolerance)
         self._owned = owned
+        # The samples of other ranks that this rank has marked since the ranks exchanged them.
+        self._foreign: Indices = np.empty(0, dtype=np.int64)
 
     def bind(self, num_samples: int) -> None:
         """Allocate a count and a mark for each sample that this rank owns."""
         ScheduledPolicy.bind(self, num_samples)  # That of ``FinePruning`` allocates N of them.
         self._allocate(len(self._owned))
-        self.foreign: Indices = np.empty(0, dtype=np.int64)
 
     @property
     def owned_counts(self) -> Counts:
@@ -41,16 +39,12 @@ class OwnedFinePruning(FinePruning):
         """Mark own samples above the mean of their batch, and note those of other ranks."""
         marked = records.index[exceeds(records.losses, records.batch_means, self.tolerance)]
         is_own = self._mark(marked)
-        self.foreign = np.concatenate([self.foreign, marked[~is_own]])
+        self._foreign = marked[~is_own]
 
     def merge(self, replicas: Replicas) -> None:
-        """Exchange nothing yet; see ``exchange``."""
-
-    def exchange(self, replicas: Replicas) -> None:
-        """Mark the samples that other ranks noted, at the end of the epoch."""
-        for marked in replicas.gather(self.foreign):
+        """Mark the samples that other ranks noted."""
+        for marked in replicas.gather(self._foreign):
             self._mark(marked)
-        self.foreign = np.empty(0, dtype=np.int64)
 
     def _mark(self, index: Indices) -> npt.NDArray[np.bool_]:
         """Mark the samples that this rank owns, and return which of them these are."""

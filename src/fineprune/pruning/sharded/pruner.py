@@ -26,13 +26,13 @@ from fineprune.pruning.sharded.selection import MOST_TIES, full_share, pruned_sh
 from fineprune.pruning.sharded.share import Share, owned_samples
 from fineprune.pruning.step_counts import BatchShape, StepCounts
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 # What is the same in the states of all ranks that were saved after the same batch.
 _COMMON = ("epoch", "open", "batches", "nonfinite")
 
 # The number of samples that were loaded is a guess if some were left out of the last batch.
-_KEYS = (*_COMMON, "samples", "kept", "foreign", "learned", "totals")
+_KEYS = (*_COMMON, "samples", "kept", "learned", "totals")
 
 # The ranks flush their buffers when each holds about so many losses (12 MB).
 _FLUSH_AT = 1 << 20
@@ -168,9 +168,6 @@ class ShardedPruner(EpochLoop[Share]):
         cycle = self._cycle
         if not self._recorder.flushed:
             raise InputError(unsynchronized(cycle.epoch))
-        foreign = np.empty(0, dtype=np.int64)
-        if isinstance(self._policy, OwnedFinePruning):
-            foreign = self._policy.foreign
         unfinished = cycle.unfinished
         loaded = 0 if unfinished is None else self._last_batch.samples_loaded(unfinished)
         packed = {
@@ -181,7 +178,6 @@ class ShardedPruner(EpochLoop[Share]):
             "samples": loaded // self._replicas.size,
             "nonfinite": self._recorder.nonfinite,
             "kept": self.num_kept(cycle.epoch),
-            "foreign": torch.from_numpy(foreign),
             "learned": self._policy.state_dict(),
             "totals": asdict(self._report.totals),
         }
@@ -223,8 +219,6 @@ class ShardedPruner(EpochLoop[Share]):
             }
         )
         self._policy.load_state_dict(state["learned"])
-        if isinstance(self._policy, OwnedFinePruning):
-            self._policy.foreign = state["foreign"].numpy().copy()
         self._recorder.clear()
         self._recorder.nonfinite = state["nonfinite"]
         self._report.totals = RunTotals(**state["totals"])
@@ -267,8 +261,6 @@ class ShardedPruner(EpochLoop[Share]):
         return plan.number * self._replicas.size
 
     def _learn(self, plan: Share) -> None:
-        if isinstance(self._policy, OwnedFinePruning):
-            self._policy.exchange(self._replicas)
         self._policy.end_epoch(plan.epoch)
 
     def _end(self, progress: Progress[Share]) -> None:
