@@ -123,7 +123,7 @@ class Adaptive(BudgetedPolicy):
     """
 
     name: ClassVar[str] = "adaptive"
-    _array_names = ("_streaks", "_confused", "_chosen")
+    _array_names = ("_streaks", "_confused", "_spared", "_chosen")
     needs_losses: bool = True
     of_nonfinite: ClassVar[str] = "count as above chance"
 
@@ -333,7 +333,6 @@ class Adaptive(BudgetedPolicy):
         return {
             **super().state_dict(),
             "consistent_epochs": self._consistent_epochs,
-            "spared": torch.from_numpy(np.packbits(self._spared)),
             "lengths": list(self._lengths),
             "chance": self._chance,
             "mostly_learned": self._mostly_learned,
@@ -344,9 +343,6 @@ class Adaptive(BudgetedPolicy):
         """Continue from a state. If the size of a step has changed, shares of epochs are kept."""
         super().load_state_dict(state)
         self._consistent_epochs = state["consistent_epochs"]
-        if "spared" in state:  # It is missing in states of earlier versions.
-            spared = np.unpackbits(state["spared"].numpy(), count=self._num_samples)
-            self._spared = spared.view(np.bool_)
         self._lengths = list(state["lengths"])
         self._chance = state["chance"]
         self._mostly_learned = state["mostly_learned"]
