@@ -115,8 +115,12 @@ def forecast(
                 f"training, got policy = {policy.name!r}, whose number depends on the losses: "
                 f"{advice}"
             )
-        savings = predicted_cost(
-            recipe, num_samples, ranks=ranks, step_time=step_time, overhead=overhead
+        savings = predict_savings(
+            recipe.policy(),
+            num_samples,
+            **dataclasses.asdict(_shape(recipe, ranks)),
+            step_time=step_time,
+            overhead=overhead,
         )
     # It steps through the epochs with a policy of its own.
     counts = _bound(recipe, num_samples, ranks)
@@ -145,29 +149,14 @@ def forecast(
     )
 
 
-def predicted_cost(
-    recipe: Recipe,
-    num_samples: int,
-    *,
-    ranks: int = 1,
-    step_time: float | None = None,
-    overhead: float = 0.0,
-) -> Savings:
-    """Predict the cost of a recipe, and that of training on all data ([P] section 4.4).
-
-    The arguments are those of ``forecast``.
-    """
-    shape = dataclasses.asdict(_shape(recipe, ranks))
-    return predict_savings(
-        recipe.policy(), num_samples, **shape, step_time=step_time, overhead=overhead
-    )
+def predicted_cost(recipe: Recipe, num_samples: int) -> Savings:
+    """Predict the cost of a recipe, and that of training on all data ([P] section 4.4)."""
+    return predict_savings(recipe.policy(), num_samples, **dataclasses.asdict(_shape(recipe, 1)))
 
 
 def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
     """Return whether the number of sample-steps of a recipe is known before it is trained."""
-    policy = _bound(recipe, num_samples).policy
-    numbers = (policy.num_kept(epoch) for epoch in range(policy.epochs))
-    return policy.total_steps is not None or all(number is not None for number in numbers)
+    return _bound(recipe, num_samples).known_steps() is not None
 
 
 def check_rounds(recipe: Recipe, num_samples: int) -> None:
