@@ -73,8 +73,11 @@ def train_epoch_locally(
         if new_rate != rate:
             rate = new_rate
             set_rate(optimizer, rate)
-        ends_window = (totals.batches + 1 - totals.first) % accumulation == 0
-        step_follows = ends_window or totals.batches + 1 == batches
+        # The last accumulation window of an epoch may have fewer batches. Its gradient is the mean
+        # over the batches that it has.
+        begin = totals.batches - (totals.batches - totals.first) % accumulation
+        end = min(begin + accumulation, batches)
+        window, step_follows = end - begin, totals.batches + 1 == end
         # The ranks average gradients only in the backward pass before an optimizer step.
         unsynchronised = state.ranks.size > 1 and not step_follows
         no_sync: Any = local.forward.no_sync if unsynchronised else contextlib.nullcontext
@@ -92,10 +95,6 @@ def train_epoch_locally(
         totals.batches += 1
         if isinstance(local.loader, ImageLoader):
             totals.broken = (totals.broken or 0) + local.loader.take_replaced()
-        # The last accumulation window of an epoch may have fewer batches. Its gradient is the mean
-        # over the batches that it has.
-        before = totals.batches - 1 - (totals.batches - 1 - totals.first) % accumulation
-        window = min(accumulation, batches - before)
         (loss / window if window > 1 else loss).backward()
         if not step_follows:
             continue
@@ -109,7 +108,7 @@ def train_epoch_locally(
         if local.stop_vote.says_stop(bool(stop)):
             return False
         every = run.checkpoint_steps
-        if every and totals.batches // every > before // every:
+        if every and end // every > begin // every:
             save(totals)
     if local.simulated:
         local.simulated.end_epoch()
