@@ -35,42 +35,36 @@ class EpochEnd(NamedTuple):
         loss: The mean loss, in nats; None if all batches were lost because a server failed.
         counts: The counts of the window that ends with the epoch, as integers of shape (N,); None
             if the epoch does not end a window.
-        suspicion: The ranking by the evidence on the labels. Without evidence, because logits are
-            not recorded, it is what the policy suspects in the window that ends with the epoch.
-            None if it is not known which labels are wrong, or if there is neither of the two.
+        suspicion: What the policy suspects in the window that ends with the epoch; None if the
+            epoch does not end a window, or if it is not known which labels are wrong.
         history: The losses and predictions of the samples, shape (N,); None if the run does not
             keep them.
-        evidence: After the last epoch, the state of the ``LabelWatch`` with the evidence on the
-            labels; None after any other one, and if the run keeps no history or no logits.
     """
 
     loss: float | None
     counts: torch.Tensor | None
     suspicion: Suspicion | None
     history: Records | None
-    evidence: dict[str, Any] | None
 
 
 def end_of_epoch(state: TrainState, epoch: int, totals: EpochTotals) -> EpochEnd:
-    """Read what ``Pruner.end_epoch()`` changes, and the mean loss. Every rank must call it."""
-    policy, watch = state.pruner.policy, state.pruner.watch
+    """Read what ``Pruner.end_epoch()`` changes, and the mean loss. Every rank must call it.
+
+    The evidence on the labels is merged where ``write_epoch`` needs it.
+    """
+    policy, wrong_known = state.pruner.policy, state.data.wrong is not None
+    keeps_evidence = _is_last(state, epoch) and state.recipe.run.history
+    if state.pruner.watch is not None and (wrong_known or keeps_evidence):
+        state.pruner.synchronize()
     ends_window = isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch)
-    suspicion = history = evidence = None
-    if state.data.wrong is not None:
-        if watch is not None:
-            state.pruner.synchronize()
-            suspicion = suspicion_by_evidence(watch)
-        elif ends_window:
-            suspicion = suspicion_of(policy)
+    suspicion = suspicion_of(policy) if wrong_known and ends_window else None
     loss = _mean_loss(state, epoch, totals)
+    history = None
     if totals.history is not None:
         losses, predictions = totals.history.merged(state.ranks)
         history = pack_epoch(losses.numpy(), predictions.numpy(), state.data.classes)
-    if _is_last(state, epoch) and state.recipe.run.history and watch is not None:
-        state.pruner.synchronize()
-        evidence = watch.state_dict()
     counts = state.pruner.counts if ends_window else None
-    return EpochEnd(loss, counts, suspicion, history, evidence)
+    return EpochEnd(loss, counts, suspicion, history)
 
 
 def _is_last(state: TrainState, epoch: int) -> bool:
@@ -138,9 +132,12 @@ def write_epoch(
     ends one), and its metrics. To these are added the results of the evaluation and, if it is known
     which labels are wrong, how well the suspicion finds them.
     """
-    evaluation = _evaluated(state, metrics)
+    evaluation, watch = _evaluated(state, metrics), state.pruner.watch
     if state.data.wrong is not None:
-        suspicion = end.suspicion or suspicion_of(state.pruner.policy)
+        if watch is not None:
+            suspicion: Suspicion | None = suspicion_by_evidence(watch)
+        else:
+            suspicion = end.suspicion or suspicion_of(state.pruner.policy)
         if suspicion is not None:
             metrics["suspicion"] = detection(suspicion, state.data.wrong)
     epoch, counts = metrics["epoch"], end.counts
@@ -151,14 +148,14 @@ def write_epoch(
         write_array(epoch_file(files.counts, epoch), counts.numpy())
     if end.history is not None:
         write_array(epoch_file(files.history, epoch), end.history)
+        if last and watch is not None:  # Before anything reads the evidence, which rounds it.
+            with replacing(files.history / EVIDENCE) as file:
+                torch.save(watch.state_dict(), file)
         if last:
             _write_labels(state, files)
         if last and evaluation is not None:
             both = np.stack([evaluation.labels.numpy(), evaluation.predictions.numpy()])
             write_array(files.history / EVALUATED, pack_classes(both, state.data.classes))
-    if end.evidence is not None:
-        with replacing(files.history / EVIDENCE) as file:
-            torch.save(end.evidence, file)
     files.append(metrics)
 
 
