@@ -107,39 +107,18 @@ def _picture(schedule: Schedule, prunes: list[bool]) -> Text:
 def _schedule_lines(made: Forecast, schedule: Schedule) -> Iterator[str]:
     pruned = schedule.pruned_epochs()
     annealed = pruned - sum(made.prunes)
-    closed = made.closed_form
     yield "in brackets: pruned epochs; | counts are cleared after this epoch"
     yield (
         f"pruned epochs: {pruned} of {schedule.epochs} by Algorithm 2"
         + (f", {annealed} of which anneal keeps whole" if annealed else "")
     )
-    if closed is not None:
-        yield _closed_form(schedule, closed)
+    if made.closed_form is not None:
+        yield f"the paper's closed form, formula 3 or 4, gives {made.closed_form}"
     if made.savings is not None:
         yield (
             f"samples: {made.savings.samples:,} of {made.savings.samples_full:,} "
             f"({made.savings.skipped_share:.2%} skipped, {made.num_samples:,} per full epoch)"
         )
-
-
-def _closed_form(schedule: Schedule, closed: int) -> str:
-    """Say what the paper's formula gives and, if this is another number, why."""
-    text = f"the paper's closed form, formula 3 or 4, gives {closed}"
-    if closed == schedule.pruned_epochs():
-        return text
-    window, start = schedule.window, schedule.start
-    assert isinstance(window, int)
-    assert isinstance(start, int)
-    rest = schedule.epochs % window
-    reasons = []
-    if schedule.attenuation != 1 and (schedule.epochs > window or schedule.attenuate == "epoch"):
-        reasons.append("starts as late in every window as in the first")
-    blocks, others = divmod(rest - start, schedule.block)
-    if rest and blocks * schedule.count + others < 0:
-        reasons.append(f"subtracts epochs for the last window, of {rest} epochs")
-    if not reasons:
-        reasons.append("prunes all epochs after the last whole block of a window")
-    return f"{text}, because it {' and '.join(reasons)}"
 
 
 def _totals(made: Forecast) -> Iterator[str]:
