@@ -28,7 +28,7 @@ from fineprune.datasets.synthetic import make_synthetic
 from fineprune.distributed.all_reduce import RankGroup, joined
 from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
-from fineprune.runs.files import read_metrics
+from fineprune.runs.files import append_metrics, read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
@@ -396,7 +396,7 @@ def test_the_ranks_wait_for_the_evaluation_before_their_next_collective(tmp_path
 
     def write_epoch(state, files, metrics, end):
         done.append("evaluated")
-        files.append(metrics)
+        append_metrics(files.metrics, metrics)
 
     def checkpoint_state(state, totals):
         raise Stop

@@ -132,13 +132,6 @@ def test_missing_metrics_are_refused(lines, unfinished):
     assert content(unfinished) == before
 
 
-def test_metrics_of_another_run_are_refused(unfinished, tmp_path):
-    other = stopped(tmp_path / "other", 2, "run.seed=1")
-    shutil.copy(other / "metrics.jsonl", unfinished / "metrics.jsonl")
-    with pytest.raises(InputError, match="first 2 lines differ"):
-        train(small(), unfinished, resume=True)
-
-
 def test_metrics_without_their_checkpoint_are_refused(unfinished):
     (unfinished / "checkpoint.pt").unlink()
     with pytest.raises(InputError, match="which holds the metrics of 2 epochs, found none"):

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.datasets.image_index import load_index
-from fineprune.errors import RunError
 from fineprune.runs.run import read_run
 from fineprune.training.loop import train
 from fineprune.training.recipe import read_recipe
@@ -237,28 +236,6 @@ def test_a_crash_before_the_summary_loses_nothing(done):
     assert {name: after.get(name) for name in before if name not in changing} == {
         name: digest for name, digest in before.items() if name not in changing
     }
-
-
-@pytest.mark.parametrize("damage", ["removed", "emptied", "shortened", "changed"])
-@pytest.mark.parametrize("epoch", [0, 1, 2])
-def test_metrics_that_change_while_a_run_trains_are_an_error(damage, epoch, tmp_path):
-    file = tmp_path / "run/metrics.jsonl"
-
-    def harm(metrics):
-        if metrics["epoch"] != epoch:
-            return
-        text = file.read_text()
-        if damage == "removed":
-            file.unlink()
-        else:
-            whole = text[: len(text) // 2] if damage == "shortened" else ""
-            file.write_text(text.replace("lr", "LR") if damage == "changed" else whole)
-
-    (tmp_path / "q.toml").write_text(RECIPE)
-    recipe = read_recipe(tmp_path / "q.toml")
-    with pytest.raises(RunError, match=r"metrics\.jsonl was changed while the run trained"):
-        train(recipe, tmp_path / "run", on_epoch=harm)
-    assert not (tmp_path / "run/summary.json").exists()
 
 
 def test_a_folder_that_is_moved_while_a_run_trains_is_one_line(folder):

@@ -5,12 +5,10 @@ the new one. The metrics are appended, one line per epoch, and each line is on d
 that depends on it is written.
 """
 
-import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +98,10 @@ def is_run_file(path: Path) -> bool:
     return path.name in RESULTS or arrays
 
 
-def append_metrics(path: Path, metrics: dict[str, Any]) -> str:
+def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
     """Append the metrics of one epoch as one line of JSON, which is on disk afterwards.
 
-    The line is returned. Its non-finite numbers become null.
+    Non-finite numbers become null.
     """
     line = json.dumps(finite(metrics), allow_nan=False) + "\n"
     try:
@@ -113,7 +111,6 @@ def append_metrics(path: Path, metrics: dict[str, Any]) -> str:
             os.fsync(file.fileno())
     except OSError as error:
         raise cannot_write(path, error) from None
-    return line
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -135,11 +132,6 @@ def whole_lines(path: Path) -> list[str]:
     with explaining(f"expected UTF-8 in {path}, cannot read it"):
         text = path.read_text(encoding="utf-8")
     return text.splitlines(keepends=True)[: text.count("\n")]
-
-
-def digest(lines: Iterable[str]) -> str:
-    """Return the SHA-256 digest of the joined lines, in hexadecimal."""
-    return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
 
 
 def finite(content: Any) -> Any:

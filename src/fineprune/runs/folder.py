@@ -7,11 +7,9 @@ finished, ``summary.json``. Only the process that holds the folder's lock (``run
 to it.
 """
 
-import hashlib
 from pathlib import Path
-from typing import Any
 
-from fineprune.errors import InputError, RunError
+from fineprune.errors import InputError
 from fineprune.runs.files import (
     CHECKPOINT,
     COUNTS,
@@ -19,8 +17,6 @@ from fineprune.runs.files import (
     METRICS,
     RECIPE,
     SUMMARY,
-    append_metrics,
-    digest,
     epoch_files,
     whole_lines,
 )
@@ -49,7 +45,6 @@ class RunFolder:
         self.summary = path / SUMMARY
         self.counts = path / COUNTS
         self.history = path / HISTORY
-        self._written = hashlib.sha256()  # of the metrics that this process wrote or checked
 
     def files(self) -> list[str]:
         """Return the names of the run's files that exist."""
@@ -64,14 +59,13 @@ class RunFolder:
             (self.history / name).unlink(missing_ok=True)
         write_atomically(self.recipe, recipe)
 
-    def go_on(self, recipe: str, epochs: int, metrics_digest: str) -> None:
-        """Continue from a checkpoint: check the metrics, and remove those of later epochs.
+    def go_on(self, recipe: str, epochs: int) -> None:
+        """Continue from a checkpoint, and remove the metrics of later epochs.
 
         Args:
             recipe: The recipe with which the run goes on. It replaces the earlier one, because what
                 reads the folder later needs the places where the data are now.
             epochs: The number of epochs that had ended when the checkpoint was written.
-            metrics_digest: The value of ``metrics_digest()`` at that time.
         """
         lines = whole_lines(self.metrics)
         if len(lines) < epochs:
@@ -79,28 +73,9 @@ class RunFolder:
                 f"expected the metrics of {epochs} epochs in {self.metrics}, as in {CHECKPOINT}, "
                 f"got {len(lines)}: restore the file, or train into a new folder"
             )
-        if digest(lines[:epochs]) != metrics_digest:
-            raise InputError(
-                f"expected {self.metrics} as it was when {CHECKPOINT} was written, got a file "
-                f"whose first {epochs} lines differ: restore it, or train into a new folder"
-            )
         write_atomically(self.metrics, "".join(lines[:epochs]))
-        self._written.update("".join(lines[:epochs]).encode())
         self._clean(from_epoch=epochs)
         write_atomically(self.recipe, recipe)
-
-    def append(self, metrics: dict[str, Any]) -> None:
-        """Append the metrics of one epoch."""
-        self._written.update(append_metrics(self.metrics, metrics).encode())
-
-    def metrics_digest(self) -> str:
-        """Return the digest of all metrics so far, which the next checkpoint stores."""
-        if digest(whole_lines(self.metrics)) != self._written.hexdigest():
-            raise RunError(
-                f"{self.metrics} was changed while the run trained: restore it and add --resume, "
-                f"or train into a new folder"
-            )
-        return self._written.hexdigest()
 
     def _clean(self, from_epoch: int) -> None:
         """Remove what a killed process left unfinished, and the arrays of later epochs."""

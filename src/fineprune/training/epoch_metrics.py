@@ -11,7 +11,7 @@ import torch
 
 from fineprune.errors import RunError
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.runs.files import epoch_file, write_array
+from fineprune.runs.files import append_metrics, epoch_file, write_array
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.history import EVALUATED, EVIDENCE, Records, pack_classes, pack_epoch
 from fineprune.runs.training_set import TRAINING_SET, UNKNOWN, write_training_set
@@ -156,7 +156,7 @@ def write_epoch(
         if last and evaluation is not None:
             both = np.stack([evaluation.labels.numpy(), evaluation.predictions.numpy()])
             write_array(files.history / EVALUATED, pack_classes(both, state.data.classes))
-    files.append(metrics)
+    append_metrics(files.metrics, metrics)
 
 
 def _evaluated(state: TrainState, metrics: dict[str, Any]) -> Evaluation | None:

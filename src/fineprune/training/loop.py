@@ -99,7 +99,7 @@ def train(
                 ranks.from_main(lambda: files.begin(recipe.to_toml()))
             else:
                 totals = restore(state, saved)
-                ranks.from_main(lambda: files.go_on(recipe.to_toml(), **saved["metrics"]))
+                ranks.from_main(lambda: files.go_on(recipe.to_toml(), saved["metrics"]["epochs"]))
             train_epoch = train_epoch_on_servers if served else train_epoch_locally
             events = recipe.run.tensorboard and ranks.main
             with (
@@ -160,15 +160,13 @@ def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> No
         totals.stop_clock()
     saved = checkpoint_state(state, totals)
     if state.ranks.main:
-        epochs = state.pruner.plan.epoch + (0 if totals else 1)
-        saved["metrics"] = {"epochs": epochs, "metrics_digest": files.metrics_digest()}
+        saved["metrics"] = {"epochs": state.pruner.plan.epoch + (0 if totals else 1)}
         save_checkpoint(files.checkpoint, saved)
     if totals is not None:
         totals.started = time.perf_counter()  # Writing a checkpoint is not part of the training.
 
 
 def _finish(state: TrainState, files: RunFolder) -> Summary:
-    files.metrics_digest()  # Raises an error if the metrics are not those of this run.
     result = summary(state, read_metrics(files.metrics))
     write_summary(files.summary, result)
     return result
