@@ -9,7 +9,7 @@ from typing import BinaryIO
 from fineprune.errors import InputError, RunError
 
 # The end of the name of a file that is not written completely. It is ours, because such files are
-# replaced and removed.
+# replaced.
 TEMPORARY = ".fineprune.tmp"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError, explaining
-from fineprune.writing import TEMPORARY, cannot_write, replacing, write_atomically
+from fineprune.writing import cannot_write, replacing, write_atomically
 
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
@@ -78,17 +78,9 @@ def epoch_file(folder: Path, epoch: int) -> Path:
     return folder / f"epoch-{epoch + 1:04d}.npy"
 
 
-def epoch_files(folder: Path, *, unfinished: bool = False) -> dict[int, Path]:
-    """Return the arrays in a folder by their epochs, counted from 0, in order.
-
-    With ``unfinished``, they are the temporary files of a killed process instead. The folder does
-    not need to exist.
-    """
-    end = TEMPORARY if unfinished else ""
-    found = (
-        (_EPOCH_FILE.fullmatch(path.name.removesuffix(end)), path)
-        for path in folder.glob(f"epoch-*.npy{end}")
-    )
+def epoch_files(folder: Path) -> dict[int, Path]:
+    """Return the arrays in a folder, which need not exist, by their epochs from 0, in order."""
+    found = ((_EPOCH_FILE.fullmatch(path.name), path) for path in folder.glob("epoch-*.npy"))
     return dict(sorted((int(match[1]) - 1, path) for match, path in found if match))
 
 

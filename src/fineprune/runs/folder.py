@@ -22,7 +22,7 @@ from fineprune.runs.files import (
 )
 from fineprune.runs.history import EVALUATED, EVIDENCE
 from fineprune.runs.training_set import TRAINING_SET
-from fineprune.writing import temporary_of, write_atomically
+from fineprune.writing import write_atomically
 
 # The files of the history that are not of one epoch.
 _OF_THE_RUN = (EVALUATED, EVIDENCE, TRAINING_SET)
@@ -78,13 +78,8 @@ class RunFolder:
         write_atomically(self.recipe, recipe)
 
     def _clean(self, from_epoch: int) -> None:
-        """Remove what a killed process left unfinished, and the arrays of later epochs."""
-        others = [self.history / name for name in _OF_THE_RUN]
-        for path in (self.recipe, self.metrics, self.checkpoint, self.summary, *others):
-            temporary_of(path).unlink(missing_ok=True)
+        """Remove the arrays of later epochs."""
         for folder in (self.counts, self.history):
-            for path in epoch_files(folder, unfinished=True).values():
-                path.unlink()
             for epoch, path in epoch_files(folder).items():
                 if epoch >= from_epoch:
                     path.unlink()
