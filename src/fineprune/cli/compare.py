@@ -70,7 +70,7 @@ def compare(
     fraction = margin_fraction(margin)
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-compare"
-    check_folder(folder, recipe)
+    check_folder(folder)
     with progress() as update:
         comparing.compare(
             made,

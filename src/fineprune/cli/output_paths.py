@@ -42,20 +42,9 @@ def check_distinct(**files: Path | None) -> None:
             raise InputError(f"expected --{name} and --{other} to be two files, got {same}")
 
 
-def check_folder(path: Path, recipe: Path | None) -> None:
-    """Raise InputError unless files can be written to the folder of ``--out``. It may be missing.
-
-    Args:
-        path: The folder.
-        recipe: The recipe that the command reads, which must not be in the folder under the name
-            that the folder's own recipe has. None if it may be.
-    """
+def check_folder(path: Path) -> None:
+    """Raise InputError unless files can be written to the folder ``--out``. It may be missing."""
     _check_above("--out", path, path)
-    if recipe is not None and is_run_file(recipe) and _same(recipe.parent, path):
-        raise InputError(
-            f"expected --out to be a folder without the recipe that is read, got {path}: give "
-            f"another folder, or the recipe another name"
-        )
 
 
 def inputs_of(*recipes: Mapping[str, Any]) -> list[Path]:

@@ -108,7 +108,7 @@ def scale(
     words, more = split_changes(configurations)
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-scale"
-    check_folder(folder, recipe)
+    check_folder(folder)
     if target_loss is not None:
         check_positive("--target-loss", target_loss)
     flags = {

@@ -47,7 +47,7 @@ def train(
     made = read_recipe(recipe, changed)
     say_ignored(made, changed)
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
-    check_folder(folder, None if resume else recipe)
+    check_folder(folder)
     was_finished = (folder / SUMMARY).exists()
     epochs = made.training.epochs
     with progress() as update:
