@@ -24,12 +24,12 @@ from fineprune.distributed.parameter_servers.messages import (
     Connect,
     Contribution,
     Done,
-    Read,
     Received,
+    Snapshot,
     Step,
     Stepped,
     Update,
-    Values,
+    Written,
 )
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 from fineprune.distributed.parameter_servers.server import ParameterServer
@@ -272,10 +272,12 @@ def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
             set_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad()
-        tell_servers(Read())
-        values = [server.receive() for server in (first, second)]
-    parts = [torch.tensor(one.part) for one in values if isinstance(one, Values)]
-    trained_on_servers = torch.cat(parts)
+        paths = [tmp_path / "first.pt", tmp_path / "second.pt"]
+        for server, path in zip((first, second), paths, strict=True):
+            server.send(Snapshot(1, str(path)))
+            assert isinstance(server.receive(), Written)
+    states = [torch.load(path, weights_only=True) for path in paths]
+    trained_on_servers = torch.cat([state["parameters"] for state in states])
     assert torch.equal(trained_on_servers, layout.flat(alone.model))
     assert not torch.equal(trained_on_servers, start)
 

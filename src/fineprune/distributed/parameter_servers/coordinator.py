@@ -203,12 +203,8 @@ class Coordinator:
         used. If that process has died or hangs, they are those of the last successful call, or
         those that the training started from.
         """
-        while (values := self._servers.values()) is None:
-            if not self._servers.reading:  # at first, and after a rollback
-                self._settle()
-                self._servers.read()
-            self._go_on()
-        self._layout.load(model, values)
+        self._settle()
+        self._layout.load(model, self._servers.parameters())
         self._ask(self._groups[:1])
         for name, tensor in not_served(model).items():
             tensor.copy_(torch.tensor(self._recovery.buffers[name]))

@@ -228,11 +228,6 @@ class Restore(Message):
     state: Array | None = None
 
 
-@dataclass
-class Read(Message):
-    """Return the parameters: ``Values``."""
-
-
 # -- from a server --------------------------------------------------------------------------------
 
 
@@ -247,13 +242,6 @@ class Written(Message):
 
     number: int
     seconds: dict[str, float]
-
-
-@dataclass
-class Values(Message):
-    """The server's part of the parameters, shape (elements of the part,)."""
-
-    part: Array
 
 
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in Message.__subclasses__()}

@@ -28,11 +28,9 @@ from fineprune.distributed.parameter_servers.messages import (
     Done,
     Forget,
     Message,
-    Read,
     Restore,
     Snapshot,
     Update,
-    Values,
     Written,
 )
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
@@ -128,8 +126,6 @@ class ParameterServer:
             case Restore():
                 self.restore(request)
                 return Done()
-            case Read():
-                return Values(self._parameters.numpy())
             case _:
                 raise TypeError(f"expected a request to a server, got {request!r}")
         return None

@@ -15,17 +15,14 @@ from torch import Tensor
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind, report
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.messages import (
-    Array,
     Contribution,
     Done,
     Hello,
     Message,
-    Read,
     Ready,
     Restore,
     Snapshot,
     Update,
-    Values,
     Written,
 )
 from fineprune.distributed.parameter_servers.patience import Patience
@@ -49,7 +46,6 @@ class _Server:
         patience: The silence of the process.
         started: Whether the process holds its part of the parameters.
         restores: The number of requests to restore that it has not answered.
-        part: Its answer to ``read``.
         starts: The number of processes of this server that have started so far.
         fruitless_deaths: The number of deaths since the parameters last got beyond their furthest
             version.
@@ -59,7 +55,6 @@ class _Server:
     patience: Patience
     started: bool = False
     restores: int = 0
-    part: Array | None = None
     starts: int = 0
     fruitless_deaths: int = 0
 
@@ -74,7 +69,6 @@ class ServerGroup:
 
     Attributes:
         version: The version of the parameters after all requests so far.
-        reading: Whether the answers to ``read`` are being awaited. A rollback ends this.
         deaths: The number of servers that died since ``Coordinator.take_deaths`` was last called.
     """
 
@@ -90,7 +84,6 @@ class ServerGroup:
         state: Sequence[Tensor] | None,
     ) -> None:
         self.version = 0
-        self.reading = False
         self.deaths = 0
         self._cluster = cluster
         self._strategy = strategy
@@ -164,31 +157,24 @@ class ServerGroup:
             server.process.send(Snapshot(self._numbers, str(self._path(index, self._numbers))))
             self._expect(index)
 
-    def read(self) -> None:
-        """Ask all servers for their parts of the parameters, which ``values`` then returns."""
-        self.reading = True
-        self.send(Read())
+    def send(self, request: Message) -> None:
+        """Make a request of which nothing needs to be noted here."""
+        for server in self._servers:
+            server.process.send(request)
 
-    def values(self) -> Tensor | None:
-        """Return the parameters, shape (elements,), once; None if not all servers have answered."""
-        parts = [server.part for server in self._servers if server.part is not None]
-        if not self.reading or len(parts) < len(self._servers):
-            return None
-        self._end_reading()
-        return torch.from_numpy(np.concatenate(parts))
+    # -- the last common snapshot ---------------------------------------------------------------
+
+    def parameters(self) -> Tensor:
+        """Return the parameters at the last common snapshot, shape (elements,)."""
+        states = (torch.load(path, mmap=True, weights_only=True) for path in self._common_paths())
+        return torch.cat([state["parameters"] for state in states])
 
     def state(self) -> list[Tensor]:
         """Return each server's state at the last common snapshot, from which it can be restored.
 
         It consists of the bytes of the snapshot's file; uint8.
         """
-        paths = (self._path(index, self._common_number) for index in range(len(self._servers)))
-        return [torch.from_numpy(np.fromfile(path, np.uint8)) for path in paths]
-
-    def send(self, request: Message) -> None:
-        """Make a request of which nothing needs to be noted here."""
-        for server in self._servers:
-            server.process.send(request)
+        return [torch.from_numpy(np.fromfile(path, np.uint8)) for path in self._common_paths()]
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -209,8 +195,6 @@ class ServerGroup:
                 server.restores -= 1
             case Written():
                 self._note_snapshot(message.number, index)
-            case Values():
-                server.part = message.part
             case _:
                 raise TypeError(f"expected a message of a server, got {message!r}")
         self._expect(index)
@@ -256,16 +240,10 @@ class ServerGroup:
     def roll_back(self) -> None:
         """Let all servers restore the last common version; see ``ready``."""
         self._snapshots.clear()
-        self._end_reading()
         self.version = self._common_version
         for index, server in enumerate(self._servers):
             if server.started:
                 self._restore(index)
-
-    def _end_reading(self) -> None:
-        self.reading = False
-        for server in self._servers:
-            server.part = None
 
     def kill(self) -> None:
         """Kill all processes without a report."""
@@ -319,6 +297,9 @@ class ServerGroup:
         for path in self._folder.glob("server*-snapshot*.pt"):
             if int(path.stem.rpartition("snapshot")[2]) < number:
                 path.unlink()
+
+    def _common_paths(self) -> list[Path]:
+        return [self._path(index, self._common_number) for index in range(len(self._servers))]
 
     def _path(self, index: int, number: int) -> Path:
         return self._folder / f"server{index}-snapshot{number}.pt"
