@@ -217,15 +217,9 @@ class Snapshot(Message):
 
 @dataclass
 class Restore(Message):
-    """Close all links, and return to a snapshot or to the state of a checkpoint: ``Done``.
+    """Close all links, and return to the snapshot in a file: ``Done``."""
 
-    Attributes:
-        path: The file of the snapshot; None if there is a state.
-        state: The bytes of a snapshot, uint8; None if there is a path.
-    """
-
-    path: str | None = None
-    state: Array | None = None
+    path: str
 
 
 # -- from a server --------------------------------------------------------------------------------

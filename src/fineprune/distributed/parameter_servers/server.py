@@ -6,7 +6,6 @@ the same version to a worker.
 """
 
 import copy
-import io
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -124,7 +123,7 @@ class ParameterServer:
                 seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
                 return Written(request.number, seconds)
             case Restore():
-                self.restore(request)
+                self.restore(Path(request.path))
                 return Done()
             case _:
                 raise TypeError(f"expected a request to a server, got {request!r}")
@@ -162,12 +161,11 @@ class ParameterServer:
         with replacing(path) as file:
             torch.save(state, file)
 
-    def restore(self, source: Restore) -> None:
-        """Close all links, and return to a snapshot or to the state of a checkpoint."""
+    def restore(self, path: Path) -> None:
+        """Close all links, and return to the snapshot in a file."""
         for name in list(self._readers):
             self._forget(name)
-        file: Any = source.path if source.state is None else io.BytesIO(source.state.tobytes())
-        state = torch.load(file, weights_only=True)
+        state = torch.load(path, weights_only=True)
         self._parameters.copy_(state["parameters"])
         # Copied, because the optimizer would use and change the given tensors themselves.
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))

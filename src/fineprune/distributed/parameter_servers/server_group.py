@@ -92,10 +92,13 @@ class ServerGroup:
         self._optimizer = optimizer
         self._rendezvous = rendezvous
         self._folder = folder
-        self._state = state
         # The version of the last snapshot that all servers have written, and its number.
         self._common_version = -1
         self._common_number = -1
+        if state is not None:
+            self._common_number = 0
+            for path, content in zip(self._common_paths(), state, strict=True):
+                path.write_bytes(content.numpy().data)
         # The snapshots that are being written, by their numbers: the version, and the servers that
         # have not written it.
         self._snapshots: dict[int, tuple[int, set[int]]] = {}
@@ -218,7 +221,7 @@ class ServerGroup:
         report(server.process.event(EventKind.DIED, reason))
         self.deaths += 1
         self._cluster.kill(server.process)
-        if self._common_number < 0:
+        if self._common_version < 0:
             raise RunError(
                 "a server died before the training began: check that its node has enough memory "
                 "for its part of the parameters, and twice that for the optimizer's state"
@@ -264,16 +267,12 @@ class ServerGroup:
         return _Server(process, Patience(self._strategy, ProcessKind.SERVER))
 
     def _restore(self, index: int) -> None:
-        """Restore a server to the last common version, or to the training's initial state."""
-        server = self._servers[index]
-        if self._common_number >= 0:
-            source = Restore(path=str(self._path(index, self._common_number)))
-        elif self._state is not None:
-            source = Restore(state=self._state[index].numpy())
-        else:
+        """Restore a server to the last common snapshot."""
+        if self._common_number < 0:
             return  # it already has the initial parameters
+        server = self._servers[index]
         server.restores += 1
-        server.process.send(source)
+        server.process.send(Restore(str(self._path(index, self._common_number))))
 
     def _expect(self, index: int) -> None:
         """Set what is expected of a server, now that it has been heard or asked for something."""
@@ -299,7 +298,7 @@ class ServerGroup:
                 path.unlink()
 
     def _common_paths(self) -> list[Path]:
-        return [self._path(index, self._common_number) for index in range(len(self._servers))]
+        return [self._path(index, self._common_number) for index in range(self._layout.servers)]
 
     def _path(self, index: int, number: int) -> Path:
         return self._folder / f"server{index}-snapshot{number}.pt"
