@@ -3,7 +3,6 @@
 import statistics
 from collections import deque
 
-from fineprune.distributed.parameter_servers.events import ProcessKind
 from fineprune.distributed.strategy import Strategy
 
 # The number of recent steps whose median duration is the usual step.
@@ -13,19 +12,18 @@ _RECENT_STEPS = 20
 class Patience:
     """The silence of a server, or of a group of workers, and its limit.
 
-    While a process waits for CPUs, nothing is expected of it. For its start, the limit is
-    ``startup_seconds``, and for a group also for its first step. After that, the limit is
-    ``silence_seconds``, and for a group also ``silence_factor`` times its usual step.
+    While a process waits for CPUs, nothing is expected of it. The limit of a server is
+    ``startup_seconds``, and so is that of a group until the end of its first step. After that, the
+    limit of a group is ``silence_seconds``, or ``silence_factor`` times its usual step if that is
+    longer.
 
     Attributes:
         silence: For how many seconds the expected answer has not come.
     """
 
-    def __init__(self, strategy: Strategy, kind: ProcessKind) -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self.silence = 0.0
         self._strategy = strategy
-        self._kind = kind
-        self._started = False
         self._expected = False
         self._limit: float | None = None
         self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
@@ -49,13 +47,8 @@ class Patience:
         self.silence = 0.0
         self._expected = False
 
-    def note_start(self) -> None:
-        """Note that a server has started. A group has started after its first step."""
-        self._started = True
-
     def note_step(self, seconds: float) -> None:
         """Note the duration of a step."""
-        self._started = True
         self._steps.append(seconds)
 
     def ends(self, seconds: float) -> bool:
@@ -69,7 +62,7 @@ class Patience:
         """The longest silence, in seconds."""
         if self._limit is not None:
             return self._limit
-        if not self._started:
+        if not self._steps:
             return self._strategy.startup_seconds
         return max(self._strategy.silence_seconds, self._strategy.silence_factor * self.step)
 
@@ -79,8 +72,6 @@ class Patience:
         return statistics.median(self._steps) if self._steps else 0.0
 
     def __str__(self) -> str:
-        if self._kind is ProcessKind.SERVER:
-            return f"{self.silence:.0f} s"
         usual = (
             f"its usual step takes {self.step:.2g} s" if self._steps else "before its first step"
         )

@@ -188,7 +188,6 @@ class ServerGroup:
             case Hello():
                 pass
             case Ready():
-                server.patience.note_start()
                 server.started = True
                 server.starts += 1
                 kind = EventKind.STARTED if server.starts == 1 else EventKind.RESTARTED
@@ -208,7 +207,8 @@ class ServerGroup:
         for index, server in enumerate(self._servers):
             silence = server.process.silence
             if server.patience.ends(seconds):
-                found[index] = f"killed because it had not answered for {server.patience}"
+                waited = server.patience.silence
+                found[index] = f"killed because it had not answered for {waited:.0f} s"
             elif server.started and silence > self._strategy.silence_seconds:
                 found[index] = f"killed because it was silent for {silence:.0f} s"
         return found
@@ -264,7 +264,7 @@ class ServerGroup:
             self._optimizer,
             self._rendezvous,
         )
-        return _Server(process, Patience(self._strategy, ProcessKind.SERVER))
+        return _Server(process, Patience(self._strategy))
 
     def _restore(self, index: int) -> None:
         """Restore a server to the last common snapshot."""
@@ -279,7 +279,7 @@ class ServerGroup:
         server = self._servers[index]
         writes = any(index in missing for _, missing in self._snapshots.values())
         if not server.started or server.restores or writes:
-            server.patience.expect(self._strategy.startup_seconds)
+            server.patience.expect()
         else:
             server.patience.rest()
 

@@ -88,7 +88,7 @@ class WorkerGroup:
         self.version = -1
         self.deaths = 0
         self.fruitless_deaths = 0
-        self.patience = Patience(strategy, ProcessKind.WORKER)
+        self.patience = Patience(strategy)
         self.broken = (0, "")
         self.broken_at = 0.0
         self.saving = False
@@ -176,7 +176,7 @@ class WorkerGroup:
         self.saved, self.saving = {}, False
         self._to_load = buffers, random or [None] * self.size
         self._owing = [1] * self.size
-        self.patience = Patience(self._strategy, ProcessKind.WORKER)
+        self.patience = Patience(self._strategy)
         self._begin_generation()
 
     def reconnect(self) -> None:
