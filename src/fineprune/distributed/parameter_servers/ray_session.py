@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -35,8 +34,8 @@ from fineprune.errors import InputError, RunError, first_line
 
 _LOOPBACK = "127.0.0.1"
 # Ray creates Unix sockets in its folder, whose names have up to 66 characters. On Linux, the path
-# of a socket has at most 107 bytes.
-_LONGEST_FOLDER = 40
+# of a socket has at most 107 bytes, of which this leaves 13 for the name of the folder.
+_LONGEST_PARENT = 27
 # Seconds to wait for an answer at the address of a cluster.
 _CONNECT_SECONDS = 10.0
 # How long Ray's own processes may be silent. Ray itself ends this process, without a word, when its
@@ -75,7 +74,12 @@ def ray_session(cpus: int) -> Iterator[None]:
             # Otherwise, Ray would replace 127.0.0.1 by the address of another interface and listen
             # on all interfaces.
             ray_constants.ENABLE_RAY_CLUSTER = False
-            folder = stack.enter_context(_short_temporary_folder())
+            parent = tempfile.gettempdir()
+            if len(parent.encode()) > _LONGEST_PARENT:
+                parent = "/tmp"
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True)
+            )
             stack.enter_context(ray_ends_with_this_process(folder))
             options |= {
                 "address": "local",
@@ -254,18 +258,6 @@ def _init(options: dict[str, Any]) -> None:
             f"{expected}it asks for a token: set RAY_AUTH_MODE=token, and put the token of the "
             f"first node into ~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from None
-
-
-@contextlib.contextmanager
-def _short_temporary_folder() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="ray-")
-    if len(folder.encode()) > _LONGEST_FOLDER:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
