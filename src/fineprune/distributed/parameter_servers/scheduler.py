@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.epoch_state import EpochState
 from fineprune.distributed.parameter_servers.events import Event, EventKind, report
-from fineprune.distributed.parameter_servers.messages import Contribution
+from fineprune.distributed.parameter_servers.messages import Contribution, Update
 from fineprune.distributed.parameter_servers.server_group import ServerGroup
 from fineprune.distributed.parameter_servers.staleness import may_apply, may_start
 from fineprune.distributed.parameter_servers.worker_group import GroupPhase, WorkerGroup
@@ -56,7 +56,7 @@ class Scheduler:
         leased = [group for group in self._groups if self._lease(epoch, group)]
         readers = [group for group in leased if group.version != version]
         if contributions or readers:
-            self._servers.update(contributions, [group.name for group in readers], rate)
+            self._servers.update(Update(contributions, [group.name for group in readers], rate))
         # The groups without a lease get the lowest batches.
         idle = max(0, self._strategy.quorum - self._in_flight())
         for group in leased:

@@ -113,7 +113,7 @@ class ParameterServer:
     def _execute(self, request: Message) -> Message | None:
         match request:
             case Update():
-                self.update(request.contributions, request.readers, request.rate)
+                self.update(request)
             case Admit():
                 self._admit(request.reader)
             case Forget():
@@ -129,18 +129,13 @@ class ParameterServer:
                 raise TypeError(f"expected a request to a server, got {request!r}")
         return None
 
-    def update(
-        self, contributions: Sequence[Contribution], readers: Sequence[str], rate: float
-    ) -> None:
-        """Apply staged gradients as one update, and start to send the parameters to readers.
-
-        The arguments are the attributes of ``Update``.
-        """
+    def update(self, update: Update) -> None:
+        """Apply staged gradients as one update, and start to send the parameters to readers."""
         began = time.perf_counter()
-        if contributions:
-            self._apply(contributions, rate)
+        if update.contributions:
+            self._apply(update.contributions, update.rate)
         applied = time.perf_counter()
-        for name in readers:
+        for name in update.readers:
             self._answer(name)
         self._seconds["apply"] += applied - began
         self._seconds["send"] += time.perf_counter() - applied

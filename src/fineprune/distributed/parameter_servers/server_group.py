@@ -15,7 +15,6 @@ from torch import Tensor
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind, report
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.messages import (
-    Contribution,
     Done,
     Hello,
     Message,
@@ -138,16 +137,11 @@ class ServerGroup:
 
     # -- requests -------------------------------------------------------------------------------
 
-    def update(
-        self, contributions: Sequence[Contribution], readers: Sequence[str], rate: float
-    ) -> None:
-        """Let all servers apply staged gradients as one update and send the parameters to readers.
-
-        The arguments are the attributes of ``Update``.
-        """
-        if contributions:
+    def update(self, update: Update) -> None:
+        """Let all servers apply staged gradients as one update and send the parameters."""
+        if update.contributions:
             self.version += 1
-        self.send(Update(list(contributions), list(readers), rate))
+        self.send(update)
 
     def snapshot(self) -> None:
         """Let all servers write a snapshot, unless this version is already written or requested."""
