@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -31,6 +32,12 @@ _CANCEL_SECONDS = 15
 # The signal goes to the processes of the step and not to this script, which must not end if the
 # step has ended meanwhile.
 _STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID" || true'
+_STOP_RAY = """\
+# Again and again, because the training may not have started yet.
+while kill -0 "$step" 2>/dev/null; do
+  [[ ! -s "$training" ]] || kill -USR1 "$(<"$training")" 2>/dev/null || true
+  sleep 1
+done &"""
 
 # Starts torchrun on a node, after the words that come before its arguments. Each node gives its own
 # address, at which all ranks meet if it has rank 0: its host name may not resolve on other nodes.
@@ -40,15 +47,35 @@ _TORCHRUN = (
     'exec {} --local-addr="${{BASH_REMATCH[1]}}" --rdzv-conf is_host=$((SLURM_NODEID == 0)) "$@"'
 )
 
-_REQUEUE = [
-    "# Slurm requeues no job that it pre-empts and that ends before its time of grace is over.",
-    "requeue() {",
-    '  [[ "$(scontrol show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]] || return 0',
-    '  scontrol requeue "$SLURM_JOB_ID" || true',
-    "}",
-    "",
-]
-_END = ["((status == 0)) || requeue", 'exit "$status"']
+_REQUEUE = """
+# Slurm requeues no job that it pre-empts and that ends before its time of grace is over.
+requeue() {
+  [[ "$(scontrol show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]] || return 0
+  scontrol requeue "$SLURM_JOB_ID" || true
+}
+"""
+# How a step ends, and how one with Ray does.
+_END = """\
+((status == 0)) || requeue
+exit "$status"
+"""
+_END_OF_RAY = """\
+# The status of srun is not that of the command: Ray on waiting nodes is killed, and
+# symmetric-run reports success even if Ray did not start.
+if [[ -s "$ended" ]]; then
+  result="$(<"$ended")"
+else
+  echo "the command did not finish: see above, and submit the job again to continue"
+  result="$((status ? status : 1))"
+fi
+rm -f -- "$ended" "$training"
+if ((result)); then
+  # A command that was killed has not stopped Ray.
+  ((status <= 128)) || srun --export=ALL ray stop --force || true
+  requeue
+fi
+exit "$result"
+"""
 
 # The forms that Slurm accepts: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
 _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
@@ -256,24 +283,20 @@ def batch_script(
     lines.append(f"#SBATCH --signal=B:USR1@{_STOP_SECONDS}")
     lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail"]
     lines += ["# A signal that comes before the training is started is passed on later."]
-    lines += ["asked=", "trap asked=yes USR1", ""]
-    lines += _log(out)
-    lines += _REQUEUE
+    lines += ["asked=", "trap asked=yes USR1"]
+    script = "\n".join(lines) + "\n" + _log(out) + _REQUEUE
     if setup:
         # Scripts that activate environments often fail with "set -u".
-        lines += ["set +u", *setup, "set -u", ""]
-    if strategy != ALONE:
-        lines += _first_node()
+        script += "\n".join(["", "set +u", *setup, "set -u", ""])
     # All numbers are given again, because options of sbatch replace those of the script.
     step = f"srun --export=ALL --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
     step += f" --cpus-per-task={cpus} --kill-on-bad-exit=1"
     if strategy == ALONE:
-        lines += _alone(step, command)
-    elif servers:
-        lines += _ray(step, command, nodes, cpus, gpus_per_node)
-    else:
-        lines += _torchrun(step, command, nodes, processes, max(1, cpus // processes))
-    return "\n".join(lines) + "\n"
+        return script + _alone(step, command)
+    script += _first_node()
+    if servers:
+        return script + _ray(step, command, nodes, cpus, gpus_per_node)
+    return script + _torchrun(step, command, nodes, processes, max(1, cpus // processes))
 
 
 def _seconds(time: str) -> int:
@@ -315,142 +338,108 @@ def _processes(strategy: str, given: int | None, gpus: int) -> int:
     return given
 
 
-def _log(out: Path) -> list[str]:
+def _log(out: Path) -> str:
     # The script opens its log itself, because Slurm does not create the folder of --output.
-    return [
-        f"out={shlex.quote(str(out))}",
-        'mkdir -p -- "$out"',
-        'log="$out/slurm-$SLURM_JOB_ID.log"',
-        'echo "the log is $log"',
-        'exec >>"$log" 2>&1',
-        "",
-    ]
+    return f"""
+out={shlex.quote(str(out))}
+mkdir -p -- "$out"
+log="$out/slurm-$SLURM_JOB_ID.log"
+echo "the log is $log"
+exec >>"$log" 2>&1
+"""
 
 
-def _first_node() -> list[str]:
-    return [
-        "# The nodes meet at the first one, at the address by which Slurm itself reaches it.",
-        'nodes="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"',
-        "first=\"${nodes%%$'\\n'*}\"",
-        'if [[ "$(scontrol show node "$first")" =~ NodeAddr=([^[:space:]]+) ]]; then',
-        '  first="${BASH_REMATCH[1]}"',
-        "fi",
-        f'meet="$first:$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))"',
-        "",
-    ]
+def _first_node() -> str:
+    return rf"""
+# The nodes meet at the first one, at the address by which Slurm itself reaches it.
+nodes="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"
+first="${{nodes%%$'\n'*}}"
+if [[ "$(scontrol show node "$first")" =~ NodeAddr=([^[:space:]]+) ]]; then
+  first="${{BASH_REMATCH[1]}}"
+fi
+meet="$first:$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))"
+"""
 
 
-def _in_background(step: list[str], stop: Sequence[str]) -> list[str]:
+def _in_background(step: str, stop: str) -> str:
     """Run a step so that a signal reaches the script meanwhile, and passes on to the training.
 
     Args:
-        step: The lines of the command.
-        stop: The lines that tell the training to stop. The training then writes a checkpoint.
+        step: The command.
+        stop: The commands that tell the training to stop. The training then writes a checkpoint.
     """
-    return [
-        "stop() {",
-        "  asked=yes",
-        '  echo "asked to stop after $SECONDS s: a training that has begun writes a checkpoint"',
-        *(f"  {line}" for line in stop),
-        "}",
-        *step[:-1],
-        f"{step[-1]} &",
-        "step=$!",
-        "trap stop USR1",
-        '[[ ! "$asked" ]] || stop',
-        "# A signal interrupts wait, so wait again after each signal.",
-        "asked=yes",
-        'while [[ "$asked" ]]; do asked=; status=0; wait "$step" || status=$?; done',
-    ]
+    return f"""\
+stop() {{
+  asked=yes
+  echo "asked to stop after $SECONDS s: a training that has begun writes a checkpoint"
+{textwrap.indent(stop, "  ")}
+}}
+{step} &
+step=$!
+trap stop USR1
+[[ ! "$asked" ]] || stop
+# A signal interrupts wait, so wait again after each signal.
+asked=yes
+while [[ "$asked" ]]; do asked=; status=0; wait "$step" || status=$?; done
+"""
 
 
-def _alone(step: str, command: Sequence[str]) -> list[str]:
-    run = [f"{step} --label \\", f"  python {shlex.join(command)}"]
-    return [*_in_background(run, [_STOP_STEP]), *_END]
+def _alone(step: str, command: Sequence[str]) -> str:
+    run = f"{step} --label \\\n  python {shlex.join(command)}"
+    return "\n" + _in_background(run, _STOP_STEP) + _END
 
 
-def _torchrun(
-    step: str, command: Sequence[str], nodes: int, processes: int, threads: int
-) -> list[str]:
-    run = [
-        f"{step} --label \\",
-        f"  bash -c {shlex.quote(_TORCHRUN.format('torchrun'))} torchrun \\",
-        f"  --nnodes={nodes} --nproc-per-node={processes} --max-restarts=3 \\",
-        '  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$meet" \\',
-        f"  {shlex.join(command)}",
-    ]
-    return [
-        f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
-        "# Without this, a restart under Gloo finds the store of the previous attempt.",
-        "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
-        "# Else torchrun kills the processes 30 seconds after the signal to stop.",
-        f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={_RANKS_STOP_SECONDS}",
-        *_in_background(run, [_STOP_STEP]),
-        *_END,
-    ]
+def _torchrun(step: str, command: Sequence[str], nodes: int, processes: int, threads: int) -> str:
+    run = rf"""{step} --label \
+  bash -c {shlex.quote(_TORCHRUN.format("torchrun"))} torchrun \
+  --nnodes={nodes} --nproc-per-node={processes} --max-restarts=3 \
+  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$meet" \
+  {shlex.join(command)}"""
+    settings = f"""
+export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"
+# Without this, a restart under Gloo finds the store of the previous attempt.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+# Else torchrun kills the processes 30 seconds after the signal to stop.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={_RANKS_STOP_SECONDS}
+"""
+    return settings + _in_background(run, _STOP_STEP) + _END
 
 
-def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) -> list[str]:
-    run = [
-        f"{step} --wait=10 --label \\",
-        f'  ray symmetric-run --address "$meet" --min-nodes {nodes} \\',
-        f"  --num-cpus={cpus} --num-gpus={gpus} -- \\",
-        # The shell in which the training runs ignores the signal, and so does the training until it
-        # has started.
-        '  bash -c \'trap "" USR1; "${@:2}" & echo $! >"$1"; wait $!; '
-        'echo $? >"$0"; exit $(<"$0")\' \\',
-        '  "$ended" "$training" \\',
-        f"  python {shlex.join(command)}",
-    ]
-    stop = [
-        "# Again and again, because the training may not have started yet.",
-        'while kill -0 "$step" 2>/dev/null; do',
-        '  [[ ! -s "$training" ]] || kill -USR1 "$(<"$training")" 2>/dev/null || true',
-        "  sleep 1",
-        "done &",
-    ]
-    return [
-        'export RAY_ADDRESS="$meet"',
-        "export RAY_USAGE_STATS_ENABLED=0",
-        "# Without a token, anyone who reaches Ray's ports can run any program as the job's user.",
-        'RAY_AUTH_TOKEN="$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")"',
-        "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN",
-        "export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300",
-        "# Else Ray gives workers and servers a lower priority than other processes.",
-        "export RAY_worker_niceness=0",
-        "# Else Ray on the other nodes ends half a minute after the command has failed.",
-        "export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0",
-        'ended="$out/slurm-$SLURM_JOB_ID.ended"',
-        'training="$out/slurm-$SLURM_JOB_ID.pid"',
-        'rm -f -- "$ended" "$training"  # of the job before it was requeued',
-        "# If the job is cancelled, nothing else stops Ray here: its processes left the step.",
-        "cancel() {",
-        f"  for _ in {{1..{_CANCEL_SECONDS}}}; do  # The training may write a checkpoint.",
-        '    { kill -0 "$(<"$training")"; } 2>/dev/null || break',
-        "    sleep 1",
-        "  done",
-        "  ray stop --force || true",
-        '  rm -f -- "$ended" "$training"',
-        "  requeue",
-        "  exit 143",
-        "}",
-        "trap cancel TERM",
-        "# Without --wait, Ray on the other nodes looks for the first one for a minute at the end.",
-        # The training runs on this node.
-        *_in_background(run, stop),
-        "# The status of srun is not that of the command: Ray on waiting nodes is killed, and",
-        "# symmetric-run reports success even if Ray did not start.",
-        'if [[ -s "$ended" ]]; then',
-        '  result="$(<"$ended")"',
-        "else",
-        '  echo "the command did not finish: see above, and submit the job again to continue"',
-        '  result="$((status ? status : 1))"',
-        "fi",
-        'rm -f -- "$ended" "$training"',
-        "if ((result)); then",
-        "  # A command that was killed has not stopped Ray.",
-        "  ((status <= 128)) || srun --export=ALL ray stop --force || true",
-        "  requeue",
-        "fi",
-        'exit "$result"',
-    ]
+def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) -> str:
+    settings = rf"""
+export RAY_ADDRESS="$meet"
+export RAY_USAGE_STATS_ENABLED=0
+# Without a token, anyone who reaches Ray's ports can run any program as the job's user.
+RAY_AUTH_TOKEN="$(od -An -N32 -tx1 /dev/urandom | tr -d " \n")"
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
+# Else Ray gives workers and servers a lower priority than other processes.
+export RAY_worker_niceness=0
+# Else Ray on the other nodes ends half a minute after the command has failed.
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
+ended="$out/slurm-$SLURM_JOB_ID.ended"
+training="$out/slurm-$SLURM_JOB_ID.pid"
+rm -f -- "$ended" "$training"  # of the job before it was requeued
+# If the job is cancelled, nothing else stops Ray here: its processes left the step.
+cancel() {{
+  for _ in {{1..{_CANCEL_SECONDS}}}; do  # The training may write a checkpoint.
+    {{ kill -0 "$(<"$training")"; }} 2>/dev/null || break
+    sleep 1
+  done
+  ray stop --force || true
+  rm -f -- "$ended" "$training"
+  requeue
+  exit 143
+}}
+trap cancel TERM
+# Without --wait, Ray on the other nodes looks for the first one for a minute at the end.
+"""
+    # The shell in which the training runs, on this node, ignores the signal, and so does the
+    # training until it has started.
+    run = rf"""{step} --wait=10 --label \
+  ray symmetric-run --address "$meet" --min-nodes {nodes} \
+  --num-cpus={cpus} --num-gpus={gpus} -- \
+  bash -c 'trap "" USR1; "${{@:2}}" & echo $! >"$1"; wait $!; echo $? >"$0"; exit $(<"$0")' \
+  "$ended" "$training" \
+  python {shlex.join(command)}"""
+    return settings + _in_background(run, _STOP_RAY) + _END_OF_RAY
