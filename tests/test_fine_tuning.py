@@ -240,7 +240,7 @@ def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
         ParameterServer("127.0.0.1", layout, i, start[layout.part(i)].numpy(), make, rendezvous)
         for i in range(2)
     ]
-    worker = Worker("127.0.0.1", functools.partial(RecipeReplica, recipe), 0, 0, 1, 2, rendezvous)
+    worker = Worker("127.0.0.1", functools.partial(RecipeReplica, recipe), 0, 1, 2, rendezvous)
     trained = [(name, p) for name, p in alone.model.named_parameters() if p.requires_grad]
     optimizer = build_optimizer(trained, settings)
     with served(worker) as to_worker, served(servers[0]) as first, served(servers[1]) as second:

@@ -96,8 +96,9 @@ class Worker:
 
     Args:
         host: The address of this process for links.
-        rank: The rank of this replica among all workers, which is passed to ``build``.
-        member, members: The place of this replica in its group, from 0, and the group's size.
+        rank: The rank of this replica among all workers, which is passed to ``build``. The members
+            of a group have successive ranks.
+        members: The size of the group.
     """
 
     def __init__(
@@ -105,7 +106,6 @@ class Worker:
         host: str,
         build: Build,
         rank: int,
-        member: int,
         members: int,
         servers: int,
         rendezvous: Rendezvous,
@@ -113,7 +113,7 @@ class Worker:
         self._host = host
         self._replica = build(rank)
         self._model = self._replica.model
-        self._member = member
+        self._member = rank % members
         self._members = members
         self._rendezvous = rendezvous
         self._layout = flat_layout(self._model, servers)

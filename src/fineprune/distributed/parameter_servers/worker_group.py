@@ -162,16 +162,15 @@ class WorkerGroup:
         self.processes = [
             self._cluster.start(
                 ProcessKind.WORKER,
-                self.index * self.size + member,
+                rank,
                 Worker,
                 self._build,
-                self.index * self.size + member,
-                member,
+                rank,
                 self.size,
                 self._strategy.servers,
                 self._rendezvous,
             )
-            for member in range(self.size)
+            for rank in range(self.index * self.size, (self.index + 1) * self.size)
         ]
         self.saved, self.saving = {}, False
         self._to_load = buffers, random or [None] * self.size
