@@ -92,7 +92,7 @@ class Coordinator:
             )
         self._folder = snapshots
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._epoch = EpochState(0, [], None, lambda applied: 0.0, 0, strategy)
+        self._epoch = EpochState(0, [], None, lambda applied: 0.0, strategy)
         self._looked = time.monotonic()
         # The buffers and, because servers do not hold them either, the frozen parameters.
         tensors = not_served(model) if state is None else state["buffers"]
@@ -184,7 +184,6 @@ class Coordinator:
             batches,
             weights,
             rate,
-            self._servers.version,
             self._strategy,
             applied,
             stop,

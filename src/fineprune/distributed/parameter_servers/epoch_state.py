@@ -103,7 +103,6 @@ class EpochState:
 
     Args:
         epoch, batches, weights, rate, applied, stop: As for ``Coordinator.run_epoch``.
-        version: The current version of the parameters.
         strategy: The strategy, which says how many workers and servers there are.
 
     Attributes:
@@ -117,7 +116,6 @@ class EpochState:
         batches: Sequence[Tensor],
         weights: Tensor | None,
         rate: Callable[[int], float],
-        version: int,
         strategy: Strategy,
         applied: int = 0,
         stop: Callable[[], bool] | None = None,
@@ -130,7 +128,6 @@ class EpochState:
         self._weights = None if weights is None else weights.numpy()
         self._applied = applied
         self._rate = rate
-        self._first_version = version
         self._stop = stop
         self._stopping = False
         self._updates: dict[int, Update] = {}
@@ -149,13 +146,14 @@ class EpochState:
         """Return the weights of a batch's losses, float32, shape (B,); None if they are equal."""
         return None if self._weights is None else self._weights[self.indices(key)]
 
+    @property
+    def updates(self) -> int:
+        """The number of updates so far."""
+        return len(self._updates)
+
     def rate(self) -> float:
         """Return the learning rate of the next update."""
         return self._rate(self._applied + len(self.ledger.applied))
-
-    def updates_since_start(self, version: int) -> int:
-        """Return the number of updates from the start of this epoch to a version."""
-        return version - self._first_version
 
     def apply(
         self,

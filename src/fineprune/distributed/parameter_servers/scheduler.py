@@ -70,7 +70,7 @@ class Scheduler:
                 following=following and (following, epoch.indices(following)),
             )
         every = self._strategy.snapshot_every
-        if contributions and every and epoch.updates_since_start(version) % every == 0:
+        if contributions and every and epoch.updates % every == 0:
             self._servers.snapshot()
 
     def _accept(
