@@ -42,10 +42,6 @@ DIED = Event(EventKind.DIED, WORKER, 3, pid=77, node="n1", reason="it ended unex
             "batch 3 of epoch 0 leased to worker 1",
         ),
         (
-            Event(EventKind.STAGED, SERVER, 1, batch=BatchKey(0, 3)),
-            "batch 3 of epoch 0 staged on server 1",
-        ),
-        (
             Event(EventKind.UPDATED, version=2, reason="batches 2, 3"),
             "updated to version 2: batches 2, 3",
         ),

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ ray = pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator  # noqa: E402
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
+from fineprune.distributed.parameter_servers.link import Transfer  # noqa: E402
 from fineprune.distributed.parameter_servers.placement import Places  # noqa: E402
 from fineprune.distributed.parameter_servers.processes import cluster  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
@@ -120,6 +122,27 @@ class Orders:
         with (self.folder / f"steps-{os.getpid()}").open("a") as file:
             file.write(".")
 
+    def note_pushes(self):
+        """From now on, write down which server has last confirmed a gradient to this process."""
+        wait = Transfer.wait
+
+        def noting(transfer, **options):
+            number = wait(transfer, **options)
+            if transfer.way is transfer.link._outgoing:
+                self.note_push(transfer.link.name.rpartition("server")[2])
+            return number
+
+        mock.patch.object(Transfer, "wait", noting).start()
+
+    def note_push(self, server):
+        (self.folder / f"pushed-{os.getpid()}").write_text(server)
+
+    def last_push(self, pid):
+        """Return to which server a process has last pushed in its step; "" if to none yet."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / f"pushed-{pid}").read_text()
+        return ""
+
     def steps(self, pid):
         with contextlib.suppress(FileNotFoundError):
             return (self.folder / f"steps-{pid}").stat().st_size
@@ -127,12 +150,10 @@ class Orders:
 
 
 class Watch:
-    """Collects from the events which processes are alive, and where each batch is."""
+    """Collects from the events which processes are alive, and in which epochs others died."""
 
     def __init__(self):
         self.living = {}  # the process ID, by kind and index
-        self.holders = {}  # the rank of the leader that has a lease, by batch
-        self.staged = {}  # the servers that have the gradient, by batch
         self.epoch = 0  # that of the last lease
         self.deaths = []  # the epoch and the event of each
         self.react = lambda event: None  # is called with each event
@@ -170,10 +191,6 @@ class Watch:
                     self.deaths.append((self.epoch, event))
             case EventKind.LEASED:
                 self.epoch = event.batch.epoch
-                self.holders[event.batch] = event.index
-                self.staged[event.batch] = set()
-            case EventKind.STAGED:
-                self.staged[event.batch].add(event.index)
 
 
 class Replica:
@@ -189,6 +206,7 @@ class Replica:
         if self.orders.has("slow start") and not self.orders.steps(os.getpid()):
             time.sleep(SLOW_START)
         self.orders.count_step()
+        self.orders.note_push("")
         time.sleep(0.02)  # makes it likely that a process is in a step when it is killed
         losses = self.model(indices)
         losses.mean().backward()
@@ -216,6 +234,7 @@ class Build:
         self.settings = (rows, orders)
 
     def __call__(self, rank):
+        self.settings[1].note_pushes()
         return Replica(*self.settings)
 
 
@@ -381,7 +400,7 @@ class Killer:
         return True
 
 
-def kill_between_pushes(watch, kind):
+def kill_between_pushes(watch, orders, kind):
     """While only the first of two servers has a gradient, kill its worker or the second server."""
     second = watch.living[SERVER, 1]
     victim = None
@@ -389,11 +408,11 @@ def kill_between_pushes(watch, kind):
         time.sleep(0.1)
         os.kill(second, signal.SIGSTOP)
         time.sleep(0.3)
-        for batch, servers in list(watch.staged.items()):
-            if servers == {0}:
-                victim = second if kind is SERVER else watch.living[WORKER, watch.holders[batch]]
-                kill(victim)
-                break
+        workers = [pid for (one, _), pid in list(watch.living.items()) if one is WORKER]
+        between = [pid for pid in workers if orders.last_push(pid) == "0"]
+        if between:
+            victim = second if kind is SERVER else between[0]
+            kill(victim)
         os.kill(second, signal.SIGCONT)
 
 
@@ -481,8 +500,7 @@ def check_kills_at_chosen_moments(strategy, parts, results, rows=1):
         results.append(server.run_epoch(epoch, batches_of(epoch), rate))
 
     for kind in (WORKER, SERVER):
-        watch.staged.clear()
-        thread = threading.Thread(target=kill_between_pushes, args=(watch, kind))
+        thread = threading.Thread(target=kill_between_pushes, args=(watch, orders, kind))
         thread.start()
         run()
         thread.join()

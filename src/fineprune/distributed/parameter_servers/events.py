@@ -29,7 +29,6 @@ class EventKind(Enum):
     - ``WAITING``: A process waits for free CPUs. This is reported repeatedly.
     - ``SHARED``: Dedicated servers share nodes with workers, because there are too few nodes.
     - ``LEASED``: A batch was leased to a group; the event names the group's leader.
-    - ``STAGED``: A server received the gradient of a batch.
     - ``UPDATED``: The servers were told to apply gradients, which makes a version.
     """
 
@@ -41,7 +40,6 @@ class EventKind(Enum):
     WAITING = "waiting"
     SHARED = "shared"
     LEASED = "leased"
-    STAGED = "staged"
     UPDATED = "updated"
 
 
@@ -50,7 +48,6 @@ _LEVELS = {
     EventKind.STARTED: logging.INFO,
     EventKind.STOPPED: logging.INFO,
     EventKind.LEASED: logging.DEBUG,
-    EventKind.STAGED: logging.DEBUG,
     EventKind.UPDATED: logging.DEBUG,
 }
 
@@ -94,10 +91,8 @@ class Event:
                 return "waiting for CPUs"
             case EventKind.SHARED:
                 return f"dedicated servers share nodes with workers: {self.node}"
-            case EventKind.LEASED | EventKind.STAGED if self.batch is not None:
-                to = "to" if self.kind is EventKind.LEASED else "on"
-                batch = f"batch {self.batch.batch} of epoch {self.batch.epoch}"
-                return f"{batch} {self.kind.value} {to} {name}"
+            case EventKind.LEASED if self.batch is not None:
+                return f"batch {self.batch.batch} of epoch {self.batch.epoch} leased to {name}"
             case _:
                 where = f" (process {self.pid} on {self.node})" if self.pid is not None else ""
                 return f"{name} {self.kind.value}{where}"

@@ -96,7 +96,7 @@ class Connect(Message):
 
 @dataclass
 class Step(Message):
-    """Compute the gradient of a batch, and push it to all servers: ``Received``, ``Stepped``.
+    """Compute the gradient of a batch, and push it to all servers: ``Stepped``.
 
     Attributes:
         key: The batch.
@@ -130,13 +130,6 @@ class Save(Message):
 
 
 # -- from a worker --------------------------------------------------------------------------------
-
-
-@dataclass
-class Received(Message):
-    """A server has confirmed that it received the gradient. The last one is in ``Stepped``."""
-
-    server: int
 
 
 @dataclass

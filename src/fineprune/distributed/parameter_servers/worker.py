@@ -28,7 +28,6 @@ from fineprune.distributed.parameter_servers.messages import (
     Connect,
     Done,
     Message,
-    Received,
     Save,
     Saved,
     Step,
@@ -142,7 +141,7 @@ class Worker:
                         self._connect(request)
                         answer = Done()
                     case Step():
-                        answer = self.step(request, channel)
+                        answer = self.step(request)
                     case Save():
                         named = self._model.named_buffers()
                         buffers = {name: held.detach().cpu().numpy() for name, held in named}
@@ -155,11 +154,8 @@ class Worker:
                 answer = Broken(str(error))
             channel.send(answer)
 
-    def step(self, step: Step, channel: Channel) -> Stepped:
-        """Compute the gradient of a part of a batch, average it over the group, and push it.
-
-        The leader tells in ``channel`` that a server has received the gradient.
-        """
+    def step(self, step: Step) -> Stepped:
+        """Compute the gradient of a part of a batch, average it over the group, and push it."""
         clock = _Clock(None if step.first else self._left)
         wanted = {step.key: step.indices}
         if step.next_key is not None and step.next_indices is not None:
@@ -183,7 +179,7 @@ class Worker:
             self._up.copy_(self._gradients)
         clock.lap("compute")
         if self._member == 0:
-            self._push(step.key, channel)
+            self._push(step.key)
             clock.lap("push")
         self._left = clock.now
         if not step.share:
@@ -218,17 +214,14 @@ class Worker:
             dist.destroy_process_group()
         self._left = None
 
-    def _push(self, key: BatchKey, channel: Channel) -> None:
+    def _push(self, key: BatchKey) -> None:
         """Send the gradient to all servers, and return when all have confirmed it."""
         under_way = [
             link.send_later(self._up[self._layout.part(server)], key.number)
             for server, link in enumerate(self._links)
         ]
-        last = len(under_way) - 1
-        for server, transfer in enumerate(under_way):
+        for transfer in under_way:
             transfer.wait()
-            if server < last:
-                channel.send(Received(server))
 
     def _pull(self) -> None:
         versions = set()

@@ -12,7 +12,7 @@ import numpy as np
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.epoch_state import number_of_samples
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
+from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind, report
 from fineprune.distributed.parameter_servers.messages import (
     Array,
     Arrays,
@@ -22,7 +22,6 @@ from fineprune.distributed.parameter_servers.messages import (
     Hello,
     Message,
     Ready,
-    Received,
     Save,
     Saved,
     Step,
@@ -286,8 +285,6 @@ class WorkerGroup:
                 self._answered(place)
             case Done():
                 self._answered(place)
-            case Received():
-                self._note_receipt(message.server)
             case Stepped():
                 if self.phase is GroupPhase.STEPPING:
                     self._stepped[place] = message
@@ -315,13 +312,8 @@ class WorkerGroup:
         elif self.phase is GroupPhase.STEPPING:
             self.fruitless_deaths = 0
             self.patience.note_step(time.monotonic() - self._step_began)
-            self._note_receipt(self._strategy.servers - 1)
             # Without a lease, an update was made without this gradient.
             self.phase = GroupPhase.IDLE if self.lease is None else GroupPhase.STAGED
-
-    def _note_receipt(self, server: int) -> None:
-        if self.lease is not None:
-            report(Event(EventKind.STAGED, ProcessKind.SERVER, server, batch=self.lease))
 
     def _demand(self, phase: GroupPhase) -> None:
         """Begin a phase that ends when all members have answered."""
