@@ -133,10 +133,12 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     if not follows_schedule(arm):
         # What it saves depends on the losses, so it has the default of its paper.
         return recipe.replaced("pruning", policy=arm, prune=None, **_UNSET)
-    settings = recipe.pruning
+    settings, schedule = recipe.pruning, {}
     if settings.window is None and settings.windows_per_interval is None:
-        return _with_schedule(recipe, arm, num_samples)
-    return recipe.replaced("pruning", policy=arm, **_UNSET)
+        _check_saves(recipe, num_samples, arm)
+        training, save = recipe.training, saved_share(recipe, num_samples)
+        schedule = schedule_for_saving(training.epochs, training.milestones, save)
+    return recipe.replaced("pruning", policy=arm, **schedule, **_UNSET)
 
 
 class NothingSkipped(InputError):
@@ -179,14 +181,6 @@ def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
         milestones=tuple(milestones),
         warmup=round(training.warmup * scale),
     )
-
-
-def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
-    """Return the recipe of a policy whose schedule saves as much as a recipe without a schedule."""
-    _check_saves(recipe, num_samples, arm)
-    training, save = recipe.training, saved_share(recipe, num_samples)
-    settings = schedule_for_saving(training.epochs, training.milestones, save)
-    return recipe.replaced("pruning", policy=arm, **settings, **_UNSET)
 
 
 def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
