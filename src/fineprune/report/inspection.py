@@ -1,7 +1,7 @@
 """The page of an inspection: what finished runs skipped and suspected, in one HTML file."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,29 +168,26 @@ def _shows(known: Sequence[KnownSamples], own_data: bool) -> list[Show | InputEr
 
     Runs with the same samples share it, because it may run the user's code.
     """
-    shows: list[Show | InputError] = []
-    for samples in known:
-        same = next((n for n in range(len(shows)) if _same_samples(known[n], samples)), None)
-        if same is not None:
-            shows.append(shows[same])
+    shows: dict[Hashable, Show | InputError] = {}
+    places = [_place_of(samples) for samples in known]
+    for place, samples in zip(places, known, strict=True):
+        if place in shows:
             continue
         try:
-            shows.append(shown_samples(samples, own_data=own_data))
+            shows[place] = shown_samples(samples, own_data=own_data)
         except InputError as error:
             _LOGGER.warning("%s: no samples are shown: %s", samples.run.run.path, error)
-            shows.append(error)
-    return shows
+            shows[place] = error
+    return [shows[place] for place in places]
 
 
-def _same_samples(one: KnownSamples, other: KnownSamples) -> bool:
-    """Return whether the samples of two runs, whose pictures are not in memory, are the same."""
-    return (
-        one.pictures is None
-        and other.pictures is None
-        and one.run.run.recipe["data"] == other.run.run.recipe["data"]
-        and one.training_set.keys == other.training_set.keys
-        and np.array_equal(one.training_set.index, other.training_set.index)
-    )
+def _place_of(samples: KnownSamples) -> Hashable:
+    """Return what is the same for runs whose samples are read from the same place."""
+    if samples.pictures is not None:
+        return id(samples)
+    training_set = samples.training_set
+    data = repr(samples.run.run.recipe["data"])
+    return data, training_set.keys, training_set.index.tobytes()
 
 
 def _skipped_galleries(
