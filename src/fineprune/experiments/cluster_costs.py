@@ -81,7 +81,7 @@ class Costs:
 
     def __post_init__(self) -> None:
         if not self.steps:
-            raise InputError("expected costs.steps with at least one duration, got none")
+            raise InputError("expected costs.steps as a list of seconds, got []: give at least one")
         for step in self.steps:
             check_positive("costs.steps", step)
         check_whole_number("costs.samples", self.samples, 1)
@@ -150,8 +150,6 @@ def read_cluster(path: Path) -> ClusterFile:
         if "steps" in costs:
             raise InputError("expected costs.step or costs.steps, got both: remove one of them")
         costs["steps"] = [costs.pop("step")]
-    if isinstance(costs, dict) and costs.get("steps") == []:
-        raise InputError("expected costs.steps as a list of seconds, got []: give at least one")
     kinds = {"cluster": ClusterShape, "target": Target, "costs": Costs}
     given = convert_sections(kinds, sections)
     costs = given.get("costs", {})
