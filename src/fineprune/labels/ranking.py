@@ -43,6 +43,10 @@ class k in the evidence on a sample with the label y. Then
   correct labels, it estimates fewer, at the latest one epoch after most samples are learned.
 - The other samples, which are no suspects, are learned if their labels have more than half of the
   evidence, on average. Then, some wrong labels may have been learned, too, and are among them.
+
+The functions below name y of each recorded sample ``labels``, int64, and q[y] ``own``, float32, of
+shape (n,); the number of samples labelled so for each class ``sizes``, int64, shape (C,); and the
+result of ``clear_counts`` ``clear``.
 """
 
 import math
@@ -303,9 +307,7 @@ def rank(evidence: Evidence) -> Ranking:
 def rare_classes(sizes: Tensor) -> Tensor:
     """Return which classes have fewer than half as many samples as classes have on average.
 
-    Args:
-        sizes: The number of samples with each label; int64, shape (C,). Classes without samples do
-            not count for the average.
+    Classes without samples do not count for the average.
     """
     return sizes < _SMALL_PART * (sizes.sum() / (sizes > 0).sum())
 
@@ -337,12 +339,6 @@ def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor, small: Tensor) -> T
     """Return the share of each class that is usual for its samples, t; float64, shape (C,).
 
     It is infinite for a class without samples.
-
-    Args:
-        own: The share of its label for each sample; float32, shape (n,).
-        labels: The labels; int64, shape (n,).
-        sizes: The number of samples with each label; int64, shape (C,).
-        small: Which classes are small; bool, shape (C,).
     """
     shares = own.double()
     mean = shares.mean()
@@ -384,9 +380,7 @@ def learned_late(evidence: Evidence, labels: Tensor, sizes: Tensor) -> Tensor:
     valley.
 
     Args:
-        evidence: The evidence.
-        labels: The label of each sample; int64, shape (N,), -1 if unknown.
-        sizes: The number of samples with each label; int64, shape (C,).
+        labels: Those of all samples; int64, shape (N,), -1 if unknown.
     """
     known = labels >= 0
     otherwise = evidence.visits - evidence.agreed
@@ -413,9 +407,7 @@ def learned_late(evidence: Evidence, labels: Tensor, sizes: Tensor) -> Tensor:
 def level_between(scores: Tensor, number: int) -> float:
     """Return a level above which lie so many scores, or fewer if some of them are equal.
 
-    Args:
-        scores: The scores; float32, shape (n,).
-        number: The number of scores that lie above the level. The smallest score never does.
+    The smallest score never lies above it.
     """
     ranked = scores.sort(descending=True).values
     number = min(number, len(scores) - 1)
@@ -428,7 +420,7 @@ def contradicting(shares: Tensor, given: Tensor, usual: Tensor) -> Tensor:
     Args:
         shares: The share of each class for each sample; float32, shape (n, C).
         given: The labels; int64, shape (n, 1).
-        usual: The mean share of each class for the samples labelled so; float64, shape (C,).
+        usual: The result of ``usual_shares``.
     """
     beside_usual = shares / usual.float()
     own = beside_usual.gather(1, given)[:, 0]
@@ -438,10 +430,7 @@ def contradicting(shares: Tensor, given: Tensor, usual: Tensor) -> Tensor:
 def pair_counts(labels: Tensor, seeming: Tensor, classes: int) -> Tensor:
     """Count the samples with each label that seem to belong to each class; float64, shape (C, C).
 
-    Args:
-        labels: The labels; int64, shape (n,).
-        seeming: The classes to which the samples seem to belong; int64, shape (n,).
-        classes: The number of classes C.
+    ``seeming`` holds these classes; int64, shape (n,).
     """
     pairs = labels * classes + seeming
     return pairs.bincount(minlength=classes**2).view(classes, classes).double()
@@ -465,11 +454,6 @@ def thresholds(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
     """Return the share that a sample of each class needs to belong to it clearly.
 
     They are float32, shape (C,), and infinite for a class without samples.
-
-    Args:
-        own: The share of its label for each sample; float32, shape (n,).
-        labels: The labels; int64, shape (n,).
-        sizes: The number of samples with each label; int64, shape (C,).
     """
     number = (sizes * _CLEAR).ceil().long().clamp(min=_LEAST_CLEAR).minimum((sizes + 1) // 2)
     reached = -nth_of_class(-own, labels, sizes, number)
@@ -483,8 +467,6 @@ def nth_of_class(values: Tensor, labels: Tensor, sizes: Tensor, number: Tensor) 
 
     Args:
         values: The value of each sample; shape (n,).
-        labels: The labels; int64, shape (n,).
-        sizes: The number of samples with each label; int64, shape (C,).
         number: The number of samples of each class, at least 1; int64, shape (C,).
     """
     order = values.argsort(stable=True)
@@ -496,16 +478,7 @@ def nth_of_class(values: Tensor, labels: Tensor, sizes: Tensor, number: Tensor) 
 def clear_counts(evidence: Evidence, threshold: Tensor, small: Tensor) -> Tensor:
     """Return, for a label y and a class k, how many samples labelled y clearly belong to class k.
 
-    These are the samples whose share of k reaches the threshold and, if the class is small, half of
-    the share of y.
-
-    Args:
-        evidence: The evidence.
-        threshold: The result of ``thresholds``; float32, shape (C,).
-        small: Which classes are small; bool, shape (C,).
-
-    Returns:
-        The counts; float64, shape (C, C).
+    The counts are float64, shape (C, C); ``small`` says which classes are small.
     """
     counts = torch.zeros(
         len(threshold), len(threshold), dtype=torch.float64, device=threshold.device
@@ -524,10 +497,6 @@ def mistake_rates(clear: Tensor, sizes: Tensor) -> Tensor:
     The samples that clearly belong to a class stand for all that do: they give the probability of
     each label in this class. The number of samples of each class is estimated from these and from
     the numbers of labels, by a few steps of expectation and maximisation from the latter.
-
-    Args:
-        clear: The result of ``clear_counts``; float64, shape (C, C).
-        sizes: The number of samples with each label; int64, shape (C,).
 
     Returns:
         The shares J[y, k]; float64, shape (C, C). Each row sums to one. That of a label of which no
@@ -557,9 +526,6 @@ def drawn_part(clear: Tensor) -> Tensor:
 
     With s as the result of ``spread``, n[k] as the number of samples that clearly belong to class
     k, and f as the larger one of 1 / n[k] and (12 / n[k])^3, this is 3 * (s + f), at most 1.
-
-    Args:
-        clear: The result of ``clear_counts``; float64, shape (C, C).
     """
     number = clear.sum(0).clamp(min=1)
     few = (1 / number).maximum((_FEW / number) ** 3)
@@ -570,16 +536,12 @@ def drawn_together(rates: Tensor, clear: Tensor, drawn: Tensor, unlearned: float
     """Draw the rates of the mistakes towards their mean.
 
     In a network that has learned nothing, all are drawn completely, and so are those of right
-    labels.
+    labels. Each row of the result sums to one.
 
     Args:
-        rates: The result of ``mistake_rates``; float64, shape (C, C).
-        clear: The result of ``clear_counts``; float64, shape (C, C).
-        drawn: The result of ``drawn_part``; float64, shape (C,).
+        rates: The result of ``mistake_rates``.
+        drawn: The result of ``drawn_part``.
         unlearned: The result of ``unlearned_part``.
-
-    Returns:
-        The rates; float64, shape (C, C). Each row sums to one.
     """
     mean = (1 - rates.diagonal()).sum() / max(_pairs(clear), 1)
     part = drawn + (1 - drawn) * unlearned
@@ -604,9 +566,6 @@ def spread(clear: Tensor) -> Tensor:
     if all mistakes are between one pair of classes, and 1 if all pairs have equally many. The
     squares are estimated without the bias that comes from counting few samples. Only classes to
     which samples clearly belong count, because no label uses the others.
-
-    Args:
-        clear: The result of ``clear_counts``; float64, shape (C, C).
     """
     number = clear.sum(0).clamp(min=2)
     pairs = max(_pairs(clear), 2)
