@@ -34,13 +34,12 @@ def rule(shares, labels, classes):
     samples = [i for i, label in enumerate(labels) if label >= 0]
     of = {k: [i for i in samples if labels[i] == k] for k in every}
     present = [k for k in every if of[k]]
-    small = {k: len(of[k]) < max(20, len(samples) / len(present) / 2) for k in present}
     mean_share = sum(shares[i][labels[i]] for i in samples) / len(samples)
     t = {}
     for k in present:
         own = [shares[i][k] for i in of[k]]
         usual = mean_share if len(own) == 1 else sum(own) / len(own)
-        t[k] = max(usual, 0.5 / classes, mean_share / 2 if small[k] else 0)
+        t[k] = max(usual, mean_share / 2)
     threshold = {}
     for k in present:
         ranked = sorted((shares[i][k] for i in of[k]), reverse=True)
@@ -50,8 +49,7 @@ def rule(shares, labels, classes):
     clear = [[0] * classes for _ in every]
     for i in samples:
         for k in present:
-            beside = shares[i][labels[i]] / 2 if small[k] else 0
-            clear[labels[i]][k] += shares[i][k] >= max(threshold[k], beside)
+            clear[labels[i]][k] += shares[i][k] >= max(threshold[k], shares[i][labels[i]] / 2)
     n = [sum(clear[y][k] for y in every) for k in every]
 
     given = {(y, k): clear[y][k] / max(n[k], 1) for y in present for k in present}

@@ -5,17 +5,13 @@ share of a class is compared with what is usual for the samples of this class, a
 samples that clearly belong to a class tell which mistakes are frequent. Let q[k] be the share of
 class k in the evidence on a sample with the label y. Then
 
-- t[k] is the mean of q[k] over the samples labelled k; with a single one, which says nothing of
-  what is usual, the mean of q[y] over all samples.
-- The fifth of the samples labelled k with the largest q[k] sets a threshold; in a small class,
-  ten samples do, but at most half of them. All samples whose q[k] reaches it, whatever their
-  label, clearly belong to class k. ``clear_counts`` counts them. A threshold, like t[k], is at
-  least half of the share that each class has in an untrained network, because any share would be
-  large beside that of a label which was mistyped once and never learned.
-- A class with fewer than 20 samples, or fewer than half of the mean of all classes, is small. It is
-  often not learned, and any share would be large beside its own. So a sample belongs to it clearly
-  only if q[k] is at least half of q[y], too, and its t[k] is at least half of the mean of q[y] over
-  all samples.
+- t[k] is the mean of q[k] over the samples labelled k, and at least half of the mean of q[y] over
+  all samples, because any share would be large beside that of a class that was not learned. A
+  single sample says nothing of what is usual, so t[k] is then the mean of q[y] over all samples.
+- The fifth of the samples labelled k with the largest q[k] sets a threshold; in a small class, ten
+  samples do, but at most half of them. It is at least half of the share of each class in an
+  untrained network. All samples whose q[k] reaches it and is at least half of q[y], whatever their
+  label, clearly belong to class k. ``clear_counts`` counts them.
 - J[y, k] is the share of the samples labelled y that belong to class k. ``mistake_rates`` estimates
   it from these counts.
 - P[k] is proportional to q[k] / t[k] * J'[y, k], where J' is J with the rates of the mistakes drawn
@@ -60,15 +56,12 @@ from fineprune.labels.evidence import Evidence
 # The part of the samples of a class that clearly belong to it, and their least number.
 _CLEAR, _LEAST_CLEAR = 0.2, 10
 
-# The least threshold and the least t[k], as a multiple of the share of an untrained network.
-_LEAST_SHARE = 0.5
+# The least share of a sample that clearly belongs to a class, beside that of its label and that of
+# an untrained network, and the least t[k], beside the mean share of all labels.
+_LEAST_BESIDE = 0.5
 
-# A class is small with fewer samples than this, or than this part of the mean of all classes.
-_SMALL_CLASS, _SMALL_PART = 20, 0.5
-
-# In small classes, the least share of a sample that clearly belongs to them, beside that of its
-# label, and the least t[k], beside the mean share of all labels.
-_LEAST_OF_SMALL = 0.5
+# A class with fewer samples than this part of the mean of all classes is rare.
+_RARE = 0.5
 
 # How far above chance the largest threshold is in a network that has learned something: 0 if it is
 # that of an untrained network, and 1 for certainty. Below the first number, it has learned nothing.
@@ -245,13 +238,12 @@ def rank(evidence: Evidence) -> Ranking:
     known = labels >= 0
     classes = evidence.num_classes
     sizes = torch.bincount(labels[known], minlength=classes)
-    small = rare_classes(sizes) | (sizes < _SMALL_CLASS)
     threshold = thresholds(own[known], labels[known], sizes)
-    clear = clear_counts(evidence, threshold, small)
+    clear = clear_counts(evidence, threshold)
     estimated = mistake_rates(clear, sizes)
     drawn = drawn_part(clear)
     rates = drawn_together(estimated, clear, drawn, unlearned_part(threshold))
-    usual = usual_shares(own[known], labels[known], sizes, small)
+    usual = usual_shares(own[known], labels[known], sizes)
     factors = (rates / usual).float()
     scores = torch.full_like(own, -torch.inf)
     suggestions = torch.full_like(labels, -1)
@@ -309,7 +301,7 @@ def rare_classes(sizes: Tensor) -> Tensor:
 
     Classes without samples do not count for the average.
     """
-    return sizes < _SMALL_PART * (sizes.sum() / (sizes > 0).sum())
+    return sizes < _RARE * (sizes.sum() / (sizes > 0).sum())
 
 
 def of_unlearned_classes(
@@ -335,17 +327,16 @@ def of_unlearned_classes(
     return known & unlearned[labels]
 
 
-def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor, small: Tensor) -> Tensor:
+def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
     """Return the share of each class that is usual for its samples, t; float64, shape (C,).
 
     It is infinite for a class without samples.
     """
     shares = own.double()
-    mean = shares.mean()
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
-    usual = torch.where(sizes == 1, mean, sums.index_add(0, labels, shares) / sizes)
-    usual = torch.where(small, usual.clamp(min=_LEAST_OF_SMALL * float(mean)), usual)
-    return torch.where(sizes > 0, usual.clamp(min=_LEAST_SHARE / len(sizes)), torch.inf)
+    mean = shares.mean()
+    means = torch.where(sizes == 1, mean, sums.index_add(0, labels, shares) / sizes)
+    return torch.where(sizes > 0, means.maximum(_LEAST_BESIDE * mean), torch.inf)
 
 
 def by_heart(answered: float, drawn: float) -> float:
@@ -457,7 +448,7 @@ def thresholds(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
     """
     number = (sizes * _CLEAR).ceil().long().clamp(min=_LEAST_CLEAR).minimum((sizes + 1) // 2)
     reached = -nth_of_class(-own, labels, sizes, number)
-    return torch.where(sizes > 0, reached.clamp(min=_LEAST_SHARE / len(sizes)), torch.inf)
+    return torch.where(sizes > 0, reached.clamp(min=_LEAST_BESIDE / len(sizes)), torch.inf)
 
 
 def nth_of_class(values: Tensor, labels: Tensor, sizes: Tensor, number: Tensor) -> Tensor:
@@ -475,10 +466,10 @@ def nth_of_class(values: Tensor, labels: Tensor, sizes: Tensor, number: Tensor) 
     return values[order][last.clamp(0, len(values) - 1)]
 
 
-def clear_counts(evidence: Evidence, threshold: Tensor, small: Tensor) -> Tensor:
+def clear_counts(evidence: Evidence, threshold: Tensor) -> Tensor:
     """Return, for a label y and a class k, how many samples labelled y clearly belong to class k.
 
-    The counts are float64, shape (C, C); ``small`` says which classes are small.
+    The counts are float64, shape (C, C).
     """
     counts = torch.zeros(
         len(threshold), len(threshold), dtype=torch.float64, device=threshold.device
@@ -486,8 +477,8 @@ def clear_counts(evidence: Evidence, threshold: Tensor, small: Tensor) -> Tensor
     for chunk in evidence.chunks():
         part = chunk.labels >= 0
         shares, given = chunk.shares[part], chunk.labels[part]
-        least = _LEAST_OF_SMALL * small * shares.gather(1, given[:, None])
-        counts.index_add_(0, given, ((shares >= threshold) & (shares >= least)).double())
+        least = threshold.maximum(_LEAST_BESIDE * shares.gather(1, given[:, None]))
+        counts.index_add_(0, given, (shares >= least).double())
     return counts
 
 
