@@ -18,13 +18,6 @@ _NOISY = 0.15
 # The share to save with which all means were measured.
 _SAVE = 0.35
 
-# Before ``ENOUGH`` visits of each sample, the estimate of the number of wrong labels is too high,
-# by up to this factor after ``EARLY`` of them, and less after more. It may be even higher if at
-# least the first share of the samples are suspects over which the network wavers, and is not if at
-# most the second one are.
-_TOO_HIGH = 2.4
-_WAVERING, _DECIDED = 0.03, 0.02
-
 # So many pairs of classes, and so many classes that were not learned, are named.
 _PAIRS, _NAMED = 3, 10
 
@@ -100,10 +93,6 @@ def advice_of(
             f"{evidence.num_samples - samples:,} of {evidence.num_samples:,} samples were never "
             f"recorded with a label and a finite loss, so nothing is known of their labels."
         )
-    suspects = ranking.scores > 0
-    wavering = int((suspects & ranking.wavering).sum()) / samples
-    uncertain = visits < ENOUGH and not ranking.by_heart
-    wavers = uncertain and wavering >= _WAVERING
     if ranking.learned_little:
         sentences.append(
             f"Hardly any sample has a loss near zero, and the network answers {answered:.0%} of "
@@ -122,12 +111,6 @@ def advice_of(
             f"are wrong, it has learned them by heart, and the estimate counts those that it "
             f"learned clearly later than most, which may be too few: look at the first suspects, "
             f"or watch fewer epochs."
-        )
-    elif wavers:
-        sentences.append(
-            f"Each sample was trained {visits} times on average, and {wavering:.0%} of them "
-            f"seem wrong now although they were often answered as they are labelled, so the "
-            f"estimate may be far too high: watch a longer training."
         )
     elif visits < ENOUGH:
         sentences.append(
@@ -157,7 +140,7 @@ def advice_of(
     if unlearned.any():
         names = [classes[number] for number in ranking.labels[unlearned].unique().tolist()]
         some = names if len(names) <= _NAMED else [*names[:_NAMED], "..."]
-        number = int(suspects[unlearned].sum())
+        number = int((ranking.scores[unlearned] > 0).sum())
         sentences.append(
             f"{number:,} of them are in classes that the network has not learned "
             f"({', '.join(some)}), most of whose samples are suspects. This says little of their "
@@ -167,14 +150,9 @@ def advice_of(
         f"{ranking.near_zero:.0%} of the samples were learned: their mean loss, in "
         f"which later visits count more, is below a tenth of that of chance."
     )
-    if ranking.too_early or wavers:
+    if ranking.too_early:
         return [*sentences, _TOO_EARLY]
-    # Of classes that were not learned, or that are rare, suspects say little.
-    share = int(ranking.to_skip.sum()) / samples
-    if uncertain and wavering > _DECIDED:
-        # It may be smaller, but nothing shows that the labels are correct.
-        too_high = _TOO_HIGH ** ((ENOUGH - visits) / (ENOUGH - EARLY))
-        share = max(share / too_high, min(share, FEW_WRONG))
+    share = int(ranking.to_skip_again.sum()) / samples  # Other suspects say little.
     best, *others = _means(share, cost)
     again = [_AGAIN] if share >= _NOISY else []
     return [*sentences, best, *again, *others]
