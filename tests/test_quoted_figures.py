@@ -1108,17 +1108,9 @@ NO_RESULTS = {
     LABELS: {"5 %", "80 %", "30 %", "35 %"},
     # Thresholds and settings, and what the thresholds are between.
     ADVICE: {
-        "2.4",
         "0.0",
-        "0.05",
-        "0.1",
-        "0.02",
-        "0.03",
         "0.15",
         "0.35",
-        "0.49",
-        "0.55",
-        "0.56",
         "30 %",
         "35 %",
         "95 %",
