@@ -1,4 +1,7 @@
-"""fineprune makes the same PyTorch training run cheaper. These are its public names."""
+"""fineprune finds wrong labels while a network trains, and saves part of the training.
+
+These are its public names.
+"""
 
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.epoch_loop import Position

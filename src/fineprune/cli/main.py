@@ -22,7 +22,8 @@ from fineprune.cli.train import train
 app = typer.Typer(
     name="fineprune",
     cls=Verbs,
-    help="Make the same training run cheaper: temporarily skip the samples that do not help.",
+    help="Find wrong labels while a classifier trains, and save part of a training by skipping "
+    "samples.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
