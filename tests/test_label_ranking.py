@@ -342,6 +342,19 @@ def test_as_many_scores_are_positive_as_labels_are_estimated_to_be_wrong():
     assert not (rank(made_evidence(sure, true.tolist(), 4)).scores > 0).any()
 
 
+def test_labels_whose_shares_are_all_zero_are_ranked():
+    """As of a certain network on labels in another order of the classes."""
+    true = torch.arange(60) % 3
+    evidence = Evidence(60, 3, None)
+    noise = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
+    logits = 40.0 * torch.nn.functional.one_hot(true, 3) + noise
+    evidence.record(torch.arange(60), logits, (true + 1) % 3, 1)
+    evidence.flush()
+    ranking = rank(evidence)
+    assert ranking.scores.isfinite().all()
+    assert torch.equal(ranking.suggestions, true)
+
+
 def test_equal_shares_favour_no_class():
     labels = [0, 1] * 20
     found = rank(made_evidence(np.full((40, 2), 0.5), labels, 2))

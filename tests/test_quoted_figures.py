@@ -1109,6 +1109,7 @@ NO_RESULTS = {
     # Thresholds and settings, and what the thresholds are between.
     ADVICE: {
         "0.0",
+        "0.01",
         "0.15",
         "0.35",
         "30 %",

@@ -346,6 +346,16 @@ def test_suspects_that_are_not_clear_are_not_skipped_which_is_said(make, options
     assert fp.Ranked(EPOCHS, watch, rates=RATES, suspects=number).num_suspects() == number
 
 
+def test_adaptive_finds_samples_by_itself_if_the_earlier_training_is_in_doubt():
+    losses = torch.ones(N)
+    losses[:24] = 3.0  # 7.5 % of all samples
+    with pytest.warns(RuntimeWarning, match="so none is skipped"):
+        policy = begun(earlier_watch(wrong=160, scale=0.01, passes=20), chance=2.0)
+    pruner = fp.Pruner(N, policy, batch_size=BATCH)
+    adaptive_plans(pruner, losses, epochs=8)
+    assert pruner.policy.num_suspects() == 24
+
+
 @pytest.mark.parametrize("make", [begun, watch_alone])
 @pytest.mark.parametrize(("passes", "skipped"), [(19, 20), (20, 40)])
 def test_samples_that_were_often_answered_as_labelled_are_no_clear_suspects(make, passes, skipped):

@@ -15,6 +15,9 @@ from fineprune.labels.ranking import EARLY, ENOUGH, FEW_WRONG, Ranking, num_wron
 # count as wrong; below ``FEW_WRONG``, they count as correct. Between them, nothing was measured.
 _NOISY = 0.15
 
+# Suspects that do not count are named if they are more than this share of the samples.
+_WORTH_SAYING = 0.01
+
 # The share to save with which all means were measured.
 _SAVE = 0.35
 
@@ -149,7 +152,15 @@ def advice_of(
     )
     if ranking.too_early:
         return [*sentences, _TOO_EARLY]
-    share = int(ranking.to_skip_again.sum()) / samples  # Other suspects say little.
+    clear = int(ranking.to_skip_again.sum())  # Other suspects say little.
+    unclear = int(ranking.to_skip.sum()) - clear
+    if unclear > _WORTH_SAYING * samples:
+        sentences.append(
+            f"{unclear:,} of the suspects are not clear, since the network has often answered them "
+            f"as they are labelled, or too few others are left, and do not count in what follows: "
+            f"watch a training that trains each sample {ENOUGH} times."
+        )
+    share = clear / samples
     best, *others = _means(share, cost)
     again = [_AGAIN] if share >= _NOISY else []
     return [*sentences, best, *again, *others]
@@ -225,8 +236,8 @@ def _means(wrong: float, cost: FullCost | None) -> list[str]:
             "Best here, as far as it was measured: skip what contradicts (fp.Adaptive), or correct "
             "the labels first. With 30 % wrong labels, fp.Adaptive was 0.74 ±0.31 points above the "
             "best shorter training in a thin ResNet-18, and 3.69 ±1.26 in a ResNet-9 that had "
-            "memorised labels. Look at the first suspects before: if their labels are one of "
-            "several right answers, skipping them makes the network too sure of the others."
+            "memorised labels. Look at the first suspects before you do so: if their labels are "
+            "one of several right answers, skipping them makes the network too sure of the others."
         )
     else:
         best = (

@@ -114,7 +114,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._rescaling: Rescaling | None = None
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
         self._report = RunReport(counts, dataset)
-        self._watch = PrunerWatch(num_samples, self._group_for_logits, policy)
+        self._pruner_watch = PrunerWatch(num_samples, self._group_for_logits, policy)
         self._total_steps: int | None = None  # None if it is not known, or may have changed.
         self._show(0)
 
@@ -332,7 +332,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         progress = cycle.unfinished
         if progress is not None:
             progress.samples = self._last_batch.samples_loaded(progress)
-            self._last_batch.before = progress.batches
+            self._last_batch.begin_after(progress.batches)
             self._follow(progress.plan, progress.planned - progress.left)
         cycle.drive()
 
@@ -408,7 +408,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
         It is part of ``state_dict``. With several ranks, ``synchronize`` merges it.
         """
-        return self._watch.watch
+        return self._pruner_watch.watch
 
     def observe(
         self,
@@ -691,7 +691,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _show(self, epoch: int) -> None:
         """Make ``epoch`` current: with the plan of a restored epoch if it is this one."""
         self._total_steps = None
-        self._last_batch.before = 0
+        self._last_batch.begin_after(0)
         if self._cycle.take_up(epoch):
             self._follow(self._cycle.current.plan)
             return
@@ -712,7 +712,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle.pending.append(as_batch(index, losses))
         if logits is not None or labels is not None:
             try:
-                self._watch.record(index, losses, logits, labels)
+                self._pruner_watch.record(index, losses, logits, labels)
             except Exception:  # A batch that is refused must not count: it is recorded again.
                 cycle.pending.pop()
                 raise
@@ -736,7 +736,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             largest = max(largest, len(losses))
             if self._warnings.watching:
                 self._warnings.see(index)
-        self._last_batch.index = batches[-1][0]
+        self._last_batch.note(batches[-1][0])
         if self._policy.needs_losses:
             self._recorder.extend(cycle.current.plan, batches)
         # As many batches may wait as the epoch takes for certain.
@@ -772,7 +772,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         number = trained = self._number(progress.plan)
         if progress.batches and not self._last_batch.completes(progress):
             trained = round(number * progress.samples / progress.planned)
-        without_logits = self._watch.is_loaded and cycle.phase is Phase.RECORDING
+        without_logits = self._pruner_watch.is_loaded and cycle.phase is Phase.RECORDING
         with uninterrupted():
             if progress.batches or cycle.sampler_read or cycle.plan_read:
                 self._report.add_epoch(trained, progress.batches)

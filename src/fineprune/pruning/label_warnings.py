@@ -88,8 +88,7 @@ def _warn_of_class_weights(
     """Warn if the losses of a batch are cross-entropies that are weighted by class.
 
     A batch in which this cannot be told, because most classes have one sample, is no reason to
-    warn. The logits have shape (B, C), and the losses
-    and the integer labels (B,).
+    warn. The logits have shape (B, C), and the losses and the integer labels (B,).
     """
     labels = labels.to(logits.device).long()
     classes, place = labels.unique(return_inverse=True)

@@ -19,9 +19,6 @@ class LastBatch:
     Args:
         checks, sampler: Those of the ``EpochLoop``.
 
-    Attributes:
-        index: The indices of its samples, shape (B,); None if there is none.
-        before: Number of batches of the epoch that precede the sampler's first one.
     """
 
     def __init__(self, checks: LoopChecks, sampler: Any) -> None:
@@ -29,8 +26,16 @@ class LastBatch:
         self._cycle = checks.cycle
         self._shape = checks.shape
         self._sampler = sampler
-        self.index: torch.Tensor | None = None
-        self.before = 0
+        self._index: torch.Tensor | None = None
+        self._before = 0  # Number of batches of the epoch that precede the sampler's first one.
+
+    def begin_after(self, batches: int) -> None:
+        """Note that the sampler begins behind so many batches of the epoch."""
+        self._before = batches
+
+    def note(self, index: torch.Tensor) -> None:
+        """Note the indices of a batch, shape (B,), which is now the last one."""
+        self._index = index
 
     def completes(self, progress: Progress[Any]) -> bool:
         """Return whether nothing is left to train of an epoch behind its last recorded batch."""
@@ -52,11 +57,11 @@ class LastBatch:
         These are the recorded ones and those that were left out of their batches. Where the batch
         lies in the order tells whether there are some, or batches were recorded in parts.
         """
-        recorded, batch, last = progress.samples, self._shape.samples_per_batch, self.index
+        recorded, batch, last = progress.samples, self._shape.samples_per_batch, self._index
         if batch is None or last is None or not self._cycle.sampler_read:
             return recorded
         ranks = self._shape.num_replicas
-        number, start = progress.batches - self.before, self._sampler.start
+        number, start = progress.batches - self._before, self._sampler.start
         loaded: int = min(start + number * batch, progress.planned)
         # With half as many or fewer, batches are recorded in parts, or are smaller ones.
         if recorded >= loaded or 2 * (recorded - start) <= number * batch:
@@ -89,14 +94,14 @@ class LastBatch:
         """
         cycle, checks = self._cycle, self._checks
         # A loop that names its epochs by ``set_epoch`` skips trained batches by itself.
-        if self.index is None or not (cycle.driven and cycle.sampler_read) or checks.observes:
+        if self._index is None or not (cycle.driven and cycle.sampler_read) or checks.observes:
             return 0
         # A framework that shards the batches may give these places of the order to another rank.
-        if checks.sharded or progress.batches == self.before:
+        if checks.sharded or progress.batches == self._before:
             return 0
         number = (progress.samples - self._sampler.start) // self._shape.num_replicas
         behind = np.zeros(checks.num_samples, bool)
         behind[self._sampler.leading(number)] = True
-        index = self.index.cpu().numpy()
+        index = self._index.cpu().numpy()
         index = index[(index >= 0) & (index < len(behind))]  # Others must not stop a save.
         return int((~behind[index]).sum())

@@ -375,7 +375,7 @@ class Pruner(EpochLoop[EpochPlan]):
         self._recorder.nonfinite = state["nonfinite"]
         self._report.totals = totals
         self._asked_to_rescore = state["asked_to_rescore"]
-        self._watch.restore(state["watch"])
+        self._pruner_watch.restore(state["watch"])
         if progress is not None:
             plan, recorded = progress
             self._restore(plan, Phase.RESTORED, **recorded)

@@ -317,6 +317,8 @@ class PlannedEpochs(_Base):
                 f"{remedy_of_loader(self)}"
             )
 
+    # -- the log --------------------------------------------------------------------------------
+
     def _log_epoch(self, values: dict[str, float], step: int) -> None:
         # To log anything unsets what tells the Trainer to log the loss. A subclass that adds its
         # metrics to the next log must find the one with the loss.

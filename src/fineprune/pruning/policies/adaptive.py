@@ -103,10 +103,11 @@ class Adaptive(BudgetedPolicy):
             confused, or suspects of ``suspects_after``, before any is skipped for its label.
         earlier: The ``LabelWatch`` of an earlier training on the same samples and labels. Its
             suspects are skipped from the first epoch on, as far as these are clear
-            (``Ranking.to_skip_again``). Samples that this training finds by their losses are
-            skipped only if wrong labels can be memorised: if the earlier training has learned the
-            other samples (``Ranking.learned``), or if this one makes more passes over the data.
-            They are never skipped if mistakes are in few pairs of classes (``Ranking.confused``).
+            (``Ranking.to_skip_again``). If none is, which a warning says, this training finds
+            samples by their losses, as without an earlier one. Otherwise, it skips those that it
+            finds only if wrong labels can be memorised: if the earlier training has learned the
+            other samples (``Ranking.learned``), or if this one makes more passes over the data. It
+            never does if mistakes are in few pairs of classes (``Ranking.confused``).
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, which are as many as labels are estimated to be
             wrong, except in classes that are not learned or are rare (``Ranking.to_skip``). Epochs
@@ -367,7 +368,8 @@ class Adaptive(BudgetedPolicy):
                 f"{type(watch).__name__}: to use scores of your own, give them to fp.Ranked"
             )
         ranking = watch.ranking()
-        if doubt := doubt_of(ranking):
+        doubt = doubt_of(ranking)
+        if doubt:
             warn_user(doubt)
         self._earlier = ranking.to_skip_again.cpu().numpy()
         self._num_earlier = int(np.count_nonzero(self._earlier))
@@ -378,7 +380,8 @@ class Adaptive(BudgetedPolicy):
         # labels than by hard samples (docs/results/second-training.md). The losses of confused
         # labels are small.
         longer = self.epochs * (1 - self.save) > _LONGER * watch.passes
-        self._above_means_wrong = (ranking.learned or longer) and not bool(ranking.confused.any())
+        memorises = (ranking.learned or longer) and not bool(ranking.confused.any())
+        self._above_means_wrong = memorises or doubt is not None
         self.known_labels = watch.labels()
 
     def _contradicting(self) -> npt.NDArray[np.bool_]:
