@@ -434,6 +434,19 @@ def with_a_damaged_header(path):
     return path
 
 
+def with_size(path, size, kind=tarfile.REGTYPE):
+    """Change the size and the type in the header of the second member, a .cls file."""
+    with tarfile.open(path) as archive:
+        start = archive.getmembers()[1].offset_data - tarfile.BLOCKSIZE
+    content = bytearray(path.read_bytes())
+    content[start + 124 : start + 136] = size.ljust(12, b"\0")
+    content[start + 156 : start + 157] = kind
+    content[start + 148 : start + 156] = b" " * 8
+    content[start + 148 : start + 156] = b"%06o\0 " % sum(content[start : start + 512])
+    path.write_bytes(content)
+    return path
+
+
 NONSENSE = {
     "nothing there": (lambda t: t / "nowhere", "expected images in .*nowhere, found no such file"),
     "an empty folder": (lambda t: folder_with(t, "."), "one folder per class .* found none"),
@@ -512,6 +525,20 @@ NONSENSE = {
     "a damaged header": (
         lambda t: with_a_damaged_header(write_shards(t / "shards", 4) / "train-000.tar"),
         "cannot read .*train-000.tar: no header of a member at byte",
+    ),
+    "a negative size": (
+        lambda t: with_size(write_shards(t / "shards", 4) / "train-000.tar", b"-0000001000"),
+        "cannot read .*train-000.tar: .*cls has a negative size",
+    ),
+    "a class of gigabytes": (
+        lambda t: with_size(write_shards(t / "shards", 4) / "train-000.tar", b"77777777777"),
+        "cannot read .*train-000.tar: .*cls has 8589934591 bytes, too many for a class",
+    ),
+    "a sparse file": (
+        lambda t: with_size(
+            write_shards(t / "shards", 4) / "train-000.tar", b"00000000001", tarfile.GNUTYPE_SPARSE
+        ),
+        "cannot read .*train-000.tar: .*cls is stored as a sparse file",
     ),
 }
 

@@ -122,12 +122,21 @@ def test_a_new_run_is_refused_if_the_folder_holds_any_file_of_a_run(name, finish
 # Files that do not belong together
 
 
-@pytest.mark.parametrize("lines", [0, 1])
-def test_missing_metrics_are_refused(lines, unfinished):
-    text = (unfinished / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (unfinished / "metrics.jsonl").write_text("".join(text[:lines]))
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: [], r"metrics of 2 epochs .* got those of the epochs \[\]"),
+        (lambda lines: lines[:1], r"metrics of 2 epochs .* got those of the epochs \[0\]"),
+        (lambda lines: lines[:1] + lines, r"got those of the epochs \[0, 0\]"),
+        (lambda lines: ["{}\n", *lines[1:]], "expected epoch in line 1 of .*, got None"),
+        (lambda lines: ["nonsense\n", *lines[1:]], "expected JSON in line 1 of"),
+    ],
+)
+def test_metrics_of_other_epochs_are_refused(change, said, unfinished):
+    lines = (unfinished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (unfinished / "metrics.jsonl").write_text("".join(change(lines)))
     before = content(unfinished)
-    with pytest.raises(InputError, match=f"metrics of 2 epochs .* got {lines}"):
+    with pytest.raises(InputError, match=said):
         train(small(), unfinished, resume=True)
     assert content(unfinished) == before
 

@@ -27,6 +27,9 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _KNOWN = frozenset(IMAGE_SUFFIXES)
 _LIST_SUFFIXES = (".csv", ".parquet", ".txt")
 
+# The largest file in a shard that is read as the name of a class, in bytes.
+_MOST_TEXT = 1 << 20
+
 # Rows of a Parquet file that are converted to Python objects at a time.
 _ROWS = 65_536
 
@@ -368,7 +371,15 @@ def _scan_shards(source: Path, shards: list[Path]) -> Found:
     numbers, starts, sizes = array("i"), array("q"), array("q")
     ignored = 0
     for number, shard in enumerate(shards):
-        damaged = (OSError, ValueError, tarfile.TarError)
+        # tarfile believes the sizes in damaged headers, or reads one header within another.
+        damaged = (
+            OSError,
+            ValueError,
+            tarfile.TarError,
+            OverflowError,
+            MemoryError,
+            RecursionError,
+        )
         with explaining(f"expected a tar file, cannot read {shard}", damaged):
             for sample in _samples(shard):
                 image, label = sample.image, sample.label
@@ -424,6 +435,8 @@ def _samples(shard: Path) -> Iterator[_Sample]:
             if f".{extension}" in _KNOWN and sample.image is None:
                 sample.image = member.offset_data, member.size
             elif extension == "cls":
+                if member.size > _MOST_TEXT:
+                    raise ValueError(f"{member.name} has {member.size} bytes, too many for a class")
                 file.seek(member.offset_data)
                 sample.label = file.read(member.size)
             else:
@@ -438,6 +451,10 @@ def _members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(fileobj=file, mode="r:", encoding="utf-8") as archive:
         for member in archive:
             archive.members.clear()  # type: ignore[attr-defined]  # It would keep all of them.
+            if member.size < 0:  # Python 3.11.7 would read it again and again.
+                raise ValueError(f"{member.name} has a negative size")
+            if member.issparse():
+                raise ValueError(f"{member.name} is stored as a sparse file")
             if member.isreg():
                 yield member
         # It takes a damaged header for the end.

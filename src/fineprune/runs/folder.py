@@ -18,9 +18,11 @@ from fineprune.runs.files import (
     RECIPE,
     SUMMARY,
     epoch_files,
+    read_metrics,
     whole_lines,
 )
 from fineprune.runs.history import EVALUATED, EVIDENCE
+from fineprune.runs.run import check_metrics
 from fineprune.runs.training_set import TRAINING_SET
 from fineprune.writing import write_atomically
 
@@ -68,10 +70,13 @@ class RunFolder:
             epochs: The number of epochs that had ended when the checkpoint was written.
         """
         lines = whole_lines(self.metrics)
-        if len(lines) < epochs:
+        metrics = read_metrics(self.metrics)[:epochs]
+        check_metrics(self.path, metrics)
+        found = [values["epoch"] for values in metrics]
+        if found != list(range(epochs)):
             raise InputError(
                 f"expected the metrics of {epochs} epochs in {self.metrics}, as in {CHECKPOINT}, "
-                f"got {len(lines)}: restore the file, or train into a new folder"
+                f"got those of the epochs {found}: restore the file, or train into a new folder"
             )
         write_atomically(self.metrics, "".join(lines[:epochs]))
         self._clean(from_epoch=epochs)

@@ -33,9 +33,11 @@ def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary
     if not files:
         return None
     if not resume:
+        # A single file may be the user's own recipe, which a run would replace.
+        go_on = ", or --resume to continue the run" if len(files) > 1 else ""
         raise InputError(
             f"expected a new folder for the run, got {folder.path}, which holds "
-            f"{', '.join(files)}: give another --out, or --resume to continue the run"
+            f"{', '.join(files)}: give another --out{go_on}"
         )
     previous = _check_recipe(recipe, folder)
     if folder.summary.exists():
