@@ -38,7 +38,8 @@ class k in the evidence on a sample with the label y. Then
 - Mistakes are consistent if J estimates more of them than samples contradict. In trainings with
   correct labels, it estimates fewer, at the latest one epoch after most samples are learned.
 - The other samples, which are no suspects, are learned if their labels have more than half of the
-  evidence, on average. Then, some wrong labels may have been learned, too, and are among them.
+  evidence, on average; with half of the labels wrong, where no label has, if the network is
+  ``settled``. Then, some wrong labels may have been learned, too, and are among them.
 
 The functions below name y of each recorded sample ``labels``, int64, and q[y] ``own``, float32, of
 shape (n,); the number of samples labelled so for each class ``sizes``, int64, shape (C,); and the
@@ -281,9 +282,8 @@ def rank(evidence: Evidence) -> Ranking:
     near_zero = (evidence.loss[known] < _NEAR_ZERO * math.log(classes)).float().mean()
     uncertain = float(near_zero) < _FEW_NEAR_ZERO and share_answered < _FEW_ANSWERED
     agreed = evidence.agreed / evidence.visits
+    well = not untrained and settled(agreed, labels, scores)
     others = known & (scores <= 0)
-    unlearned = of_unlearned_classes(labels, scores > 0, _NOT_LEARNED)
-    settled = not untrained and float(agreed[others | unlearned].mean()) > _SETTLED
     return Ranking(
         labels,
         scores,
@@ -291,14 +291,29 @@ def rank(evidence: Evidence) -> Ranking:
         joint,
         confused,
         consistent=consistent,
-        learned=settled if uncertain else float(own[others].mean()) > 1 / 2,
-        learned_little=uncertain and not settled,
+        learned=well if uncertain else float(own[others].mean()) > 1 / 2,
+        learned_little=uncertain and not well,
         answered=share_answered,
         by_heart=heart == 1,
         visits=round(float(evidence.visits[known].float().mean())),
         near_zero=float(near_zero),
         agreed=agreed,
     )
+
+
+def settled(agreed: Tensor, labels: Tensor, scores: Tensor) -> bool:
+    """Return whether a network answered most samples that are no suspects as they are labelled.
+
+    Suspects of classes that were not learned count as well.
+
+    Args:
+        agreed: The share of the visits of each sample in which it was answered so; shape (N,).
+        labels: The labels; int64, shape (N,), -1 if unknown.
+        scores: The scores; float32, shape (N,).
+    """
+    unlearned = of_unlearned_classes(labels, scores > 0, _NOT_LEARNED)
+    others = (labels >= 0) & (scores <= 0)
+    return float(agreed[others | unlearned].mean()) > _SETTLED
 
 
 def rare_classes(sizes: Tensor) -> Tensor:
