@@ -18,7 +18,6 @@ class LastBatch:
 
     Args:
         checks, sampler: Those of the ``EpochLoop``.
-
     """
 
     def __init__(self, checks: LoopChecks, sampler: Any) -> None:
