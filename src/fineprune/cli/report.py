@@ -13,7 +13,7 @@ from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.cli.results import show_results
 from fineprune.errors import InputError
 from fineprune.runs.run import read_runs
-from fineprune.runs.unfinished import read_followed
+from fineprune.runs.unfinished import read_followed, state_of
 
 _POLL_SECONDS = 1.0
 
@@ -51,7 +51,7 @@ def report(
 
 
 def _follow(paths: Sequence[Path], page: Path, margin: float) -> None:
-    """Write the page whenever the runs have changed, until all of them are finished."""
+    """Write the page whenever the files of the runs change, until all runs are finished."""
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.report.html import write_report
 
@@ -63,16 +63,18 @@ def _follow(paths: Sequence[Path], page: Path, margin: float) -> None:
     try:
         while unfinished:
             try:
-                read = read_followed(paths)
+                # Before the files are read, so that no change between the two is missed.
+                state = state_of(paths)
+                if state != shown:
+                    finished, unfinished = read_followed(paths)
             except InputError:
                 failed += 1
                 if failed == _FAILED_LOOKS:
                     raise
             else:
-                finished, unfinished = read
-                if read != shown and (finished or unfinished):
+                if state != shown and (finished or unfinished):
                     write_report(finished, page, margin, unfinished, reloads=bool(unfinished))
-                shown, failed = read, 0
+                shown, failed = state, 0
             if unfinished:
                 time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:

@@ -1,5 +1,7 @@
 """Unfinished: a run that trains, or was stopped, with the epochs that it has."""
 
+import contextlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +62,18 @@ def read_followed(paths: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     )
     named = [replace(run, name=name) for name, run in zip(names, unfinished, strict=True)]
     return finished, named
+
+
+def state_of(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Return the names, the sizes and the times of the files that ``read_followed`` would read."""
+    states = []
+    for folder, _, comparison in listed_runs(paths):
+        files = [folder / name for name in (RECIPE, METRICS, SUMMARY)]
+        for file in files if comparison is None else [comparison / COMPARISON, *files]:
+            with contextlib.suppress(OSError):
+                status = os.stat(file)
+                states.append((str(file), status.st_size, status.st_mtime_ns))
+    return states
 
 
 def _read(folder: Path, title: str) -> Unfinished:
