@@ -4,7 +4,7 @@ import hashlib
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -60,13 +60,15 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
             .safetensors file, which needs the package of this name.
         classes: The number of classes of the network, by which its last linear layer is found.
     """
-    digest = weights_digest(path)
     # For damaged files, torch raises many types of exceptions.
-    with explaining(f"expected weights in {path}, cannot read them", Exception):
+    cannot_read = explaining(f"expected weights in {path}, cannot read them", Exception)
+    with cannot_read, path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
         if path.suffix == ".safetensors":
-            content = _read_safetensors(path)
+            content = _read_safetensors(file)
         else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
     given = _state_dict(content, path)
     own = network.state_dict()
     head = _last_linear(network, classes)
@@ -81,9 +83,9 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
     return LoadedWeights(digest, None if found is None else head, found)
 
 
-def _read_safetensors(path: Path) -> Any:
-    check_installed("safetensors", f"the package safetensors to read {path}", "safetensors")
-    return importlib.import_module("safetensors.torch").load(path.read_bytes())
+def _read_safetensors(file: BinaryIO) -> Any:
+    check_installed("safetensors", f"the package safetensors to read {file.name}", "safetensors")
+    return importlib.import_module("safetensors.torch").load(file.read())
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
