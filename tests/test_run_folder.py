@@ -141,6 +141,14 @@ def test_metrics_of_other_epochs_are_refused(change, said, unfinished):
     assert content(unfinished) == before
 
 
+def test_metrics_behind_the_checkpoint_may_be_damaged(unfinished):
+    with (unfinished / "metrics.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    train(small(), unfinished, resume=True)
+    epochs = [line["epoch"] for line in read_metrics(unfinished / "metrics.jsonl")]
+    assert epochs == list(range(4))
+
+
 def test_metrics_without_their_checkpoint_are_refused(unfinished):
     (unfinished / "checkpoint.pt").unlink()
     with pytest.raises(InputError, match="which holds the metrics of 2 epochs, found none"):

@@ -105,10 +105,13 @@ def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
         raise cannot_write(path, error) from None
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the metrics of all epochs, without a last line that a crash has left incomplete."""
+def read_metrics(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """Read the metrics of all epochs, without a last line that a crash has left incomplete.
+
+    With ``most``, only so many of the first lines are read.
+    """
     metrics = []
-    for number, line in enumerate(whole_lines(path), start=1):
+    for number, line in enumerate(whole_lines(path)[:most], start=1):
         with explaining(f"expected JSON in line {number} of {path}, cannot read it"):
             values = json.loads(line)
         if not isinstance(values, dict):

@@ -69,8 +69,7 @@ class RunFolder:
                 reads the folder later needs the places where the data are now.
             epochs: The number of epochs that had ended when the checkpoint was written.
         """
-        lines = whole_lines(self.metrics)
-        metrics = read_metrics(self.metrics)[:epochs]
+        metrics = read_metrics(self.metrics, epochs)
         check_metrics(self.path, metrics)
         found = [values["epoch"] for values in metrics]
         if found != list(range(epochs)):
@@ -78,7 +77,7 @@ class RunFolder:
                 f"expected the metrics of {epochs} epochs in {self.metrics}, as in {CHECKPOINT}, "
                 f"got those of the epochs {found}: restore the file, or train into a new folder"
             )
-        write_atomically(self.metrics, "".join(lines[:epochs]))
+        write_atomically(self.metrics, "".join(whole_lines(self.metrics)[:epochs]))
         self._clean(from_epoch=epochs)
         write_atomically(self.recipe, recipe)
 
