@@ -282,8 +282,8 @@ def rank(evidence: Evidence) -> Ranking:
     near_zero = (evidence.loss[known] < _NEAR_ZERO * math.log(classes)).float().mean()
     uncertain = float(near_zero) < _FEW_NEAR_ZERO and share_answered < _FEW_ANSWERED
     agreed = evidence.agreed / evidence.visits
-    well = not untrained and settled(agreed, labels, scores)
-    others = known & (scores <= 0)
+    suspects = scores > 0
+    well = not untrained and settled(agreed, labels, suspects)
     return Ranking(
         labels,
         scores,
@@ -291,7 +291,7 @@ def rank(evidence: Evidence) -> Ranking:
         joint,
         confused,
         consistent=consistent,
-        learned=well if uncertain else float(own[others].mean()) > 1 / 2,
+        learned=well if uncertain else float(own[known & ~suspects].mean()) > 1 / 2,
         learned_little=uncertain and not well,
         answered=share_answered,
         by_heart=heart == 1,
@@ -301,7 +301,7 @@ def rank(evidence: Evidence) -> Ranking:
     )
 
 
-def settled(agreed: Tensor, labels: Tensor, scores: Tensor) -> bool:
+def settled(agreed: Tensor, labels: Tensor, suspects: Tensor) -> bool:
     """Return whether a network answered most samples that are no suspects as they are labelled.
 
     Suspects of classes that were not learned count as well.
@@ -309,11 +309,11 @@ def settled(agreed: Tensor, labels: Tensor, scores: Tensor) -> bool:
     Args:
         agreed: The share of the visits of each sample in which it was answered so; shape (N,).
         labels: The labels; int64, shape (N,), -1 if unknown.
-        scores: The scores; float32, shape (N,).
+        suspects: Which samples are suspects; bool, shape (N,).
     """
-    unlearned = of_unlearned_classes(labels, scores > 0, _NOT_LEARNED)
-    others = (labels >= 0) & (scores <= 0)
-    return float(agreed[others | unlearned].mean()) > _SETTLED
+    unlearned = of_unlearned_classes(labels, suspects, _NOT_LEARNED)
+    counted = (labels >= 0) & (~suspects | unlearned)
+    return float(agreed[counted].mean()) > _SETTLED
 
 
 def rare_classes(sizes: Tensor) -> Tensor:
