@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import num_wrong, of_unlearned_classes, rank
+from fineprune.labels.ranking import num_wrong, rank
+from fineprune.labels.spared_classes import of_unlearned_classes
 
 
 def made_evidence(shares, labels, classes):

@@ -8,23 +8,13 @@ class k in the evidence on a sample with the label y. Then
 - t[k] is the mean of q[k] over the samples labelled k, and at least half of the mean of q[y] over
   all samples, because any share would be large beside that of a class that was not learned. A
   single sample says nothing of what is usual, so t[k] is then the mean of q[y] over all samples.
-- The fifth of the samples labelled k with the largest q[k] sets a threshold; in a small class, ten
-  samples do, but at most half of them. It is at least half of the share of each class in an
-  untrained network. All samples whose q[k] reaches it and is at least half of q[y], whatever their
-  label, clearly belong to class k. ``clear_counts`` counts them.
-- J[y, k] is the share of the samples labelled y that belong to class k. ``mistake_rates`` estimates
-  it from these counts.
-- P[k] is proportional to q[k] / t[k] * J'[y, k], where J' is J with the rates of the mistakes drawn
-  towards their mean, the more so the more evenly they are spread and the fewer samples they come
-  from. Hard samples look like mistakes between similar classes, and only frequent mistakes in few
-  pairs of classes stand out against that. ``drawn_together`` does this. If no class was learned,
-  all rates are their mean.
+- P[k] is proportional to q[k] / t[k] * J'[y, k], where J' says which mistakes are frequent
+  (``mistakes.py``).
 - The score is the log of (1 - P[y]) / P[y] plus a constant, and the suggestion is the other class
   with the largest P[k].
 - A network that answers nearly all samples as they are labelled has learned the wrong labels by
-  heart, and what tells them is how often it answered otherwise before. So the log of this share of
-  the visits is added to the score, the less J says of single mistakes the earlier. ``by_heart``
-  says to which part it is added.
+  heart (``by_heart.py``). So the log of the share of the visits in which it answered otherwise is
+  added to the score, the less J says of single mistakes the earlier.
 - A sample contradicts its label if q[k] / t[k] of another class is more than twice q[y] / t[y]. The
   number of wrong labels is estimated by J, by counting the samples that contradict, and, if they
   were learned by heart, by counting those that were ``learned_late``. The largest estimate counts.
@@ -40,10 +30,6 @@ class k in the evidence on a sample with the label y. Then
 - The other samples, which are no suspects, are learned if their labels have more than half of the
   evidence, on average; with half of the labels wrong, where no label has, if the network is
   ``settled``. Then, some wrong labels may have been learned, too, and are among them.
-
-The functions below name y of each recorded sample ``labels``, int64, and q[y] ``own``, float32, of
-shape (n,); the number of samples labelled so for each class ``sizes``, int64, shape (C,); and the
-result of ``clear_counts`` ``clear``.
 """
 
 import math
@@ -52,47 +38,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fineprune.labels.by_heart import by_heart, learned_late, otherwise_part
 from fineprune.labels.evidence import Evidence
+from fineprune.labels.mistakes import SMALLEST, estimate_mistakes
+from fineprune.labels.spared_classes import of_unlearned_classes, rare_classes
 
-# The part of the samples of a class that clearly belong to it, and their least number.
-_CLEAR, _LEAST_CLEAR = 0.2, 10
-
-# The least share of a sample that clearly belongs to a class, beside that of its label and that of
-# an untrained network, and the least t[k], beside the mean share of all labels.
+# The least t[k], beside the mean share of all labels.
 _LEAST_BESIDE = 0.5
 
-# A class with fewer samples than this part of the mean of all classes is rare.
-_RARE = 0.5
-
-# How far above chance the largest threshold is in a network that has learned something: 0 if it is
-# that of an untrained network, and 1 for certainty. Below the first number, it has learned nothing.
-_UNLEARNED, _SOMETHING = 0.1, 0.2
-
-# The share of the samples that are answered as they are labelled from which on a network begins to
-# have learned its labels by heart, and from which on it has. Both are smaller by up to the last
-# number if J says nothing of single mistakes.
-_BEGINS_BY_HEART, _BY_HEART, _EARLIER = 0.95, 0.98, 0.05
-
-# By how many standard deviations more samples must have been learned late than in between.
-_DEVIATIONS = 2.5
-
-# Steps in which the number of samples of each class is estimated. Few, because what is estimated
-# from few clear samples would be taken too far.
-_STEPS = 2
-
-# If a few dozen samples clearly belong to a class, a single one of them would make its mistake seem
-# far more frequent than one that none has. From 42 on, only the first of two parts counts.
-_FEW = 12
-
-# From this spread on (0 for mistakes in one pair of classes, 1 for equally many in all pairs), all
-# mistakes are taken to be equally frequent.
-_EVEN = 1 / 3
-
-# Of a class that was not learned, more than this share are suspects. Beside them, so many times the
-# share of the other classes are, or nearly all, and they are at least so many: a few samples with
-# wrong labels are no class (docs/results/adaptive.md, "Small classes").
+# Of a class that was not learned, more than this share are suspects.
 _NOT_LEARNED = 2 / 3
-_BESIDE_OTHERS, _NEARLY_ALL, _FEWEST = 1.5, 0.95, 5
 
 # Below this share of wrong labels, all labels count as right: skipping was not measured to pay.
 FEW_WRONG = 0.05
@@ -117,9 +72,6 @@ _WAVERS = 0.2, 0.8
 # After 30 epochs of the trainings of docs/results/labels.md, one counts 1.4 to 3.2 times the true
 # number of wrong labels, because hard samples count, and five counts 0.2 to 0.6 times as many.
 _CONTRADICTS = 2.0
-
-# No share is below the smallest positive number in half precision.
-_SMALLEST = 2.0**-24
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,14 +191,9 @@ def rank(evidence: Evidence) -> Ranking:
     known = labels >= 0
     classes = evidence.num_classes
     sizes = torch.bincount(labels[known], minlength=classes)
-    threshold = thresholds(own[known], labels[known], sizes)
-    clear = clear_counts(evidence, threshold)
-    estimated = mistake_rates(clear, sizes)
-    drawn = drawn_part(clear)
-    untrained = unlearned_part(threshold)
-    rates = drawn_together(estimated, clear, drawn, untrained)
+    mistakes = estimate_mistakes(evidence, own[known], labels[known], sizes)
     usual = usual_shares(own[known], labels[known], sizes)
-    factors = (rates / usual).float()
+    factors = (mistakes.drawn / usual).float()
     scores = torch.full_like(own, -torch.inf)
     suggestions = torch.full_like(labels, -1)
     seeming = labels.clone()
@@ -257,7 +204,7 @@ def rank(evidence: Evidence) -> Ranking:
         shares = chunk.shares[part]
         answered += int((shares.argmax(1) == given[:, 0]).sum())
         wrong = contradicting(shares, given, usual)
-        odds = shares.clamp(min=_SMALLEST) * factors[given[:, 0]]
+        odds = shares.clamp(min=SMALLEST) * factors[given[:, 0]]
         # If only one class was recorded, all odds of the others are zero.
         logs = odds.clamp(min=torch.finfo(odds.dtype).tiny).log()
         others = logs.scatter(1, given, -torch.inf)
@@ -265,25 +212,23 @@ def rank(evidence: Evidence) -> Ranking:
         suggestions[index] = others.argmax(1)
         seeming[index] = torch.where(wrong, suggestions[index], given[:, 0])
     by_samples = pair_counts(labels[known], seeming[known], classes)
-    by_rates = estimated * sizes[:, None]
+    by_rates = mistakes.rates * sizes[:, None]
     joint = max(by_rates, by_samples, key=num_wrong)
     consistent = joint is by_rates
     share_answered = answered / int(known.sum())
-    used = clear.sum(0) > 0
-    mean_drawn = float(drawn[used].sum() / used.sum().clamp(min=1))
-    heart = by_heart(share_answered, mean_drawn)
+    heart = by_heart(share_answered, mistakes.part)
     scores += heart * otherwise_part(evidence).log()
     if heart == 1:
         late = torch.where(learned_late(evidence, labels, sizes), suggestions, labels)
         joint = max(joint, pair_counts(labels[known], late[known], classes), key=num_wrong)
     scores -= level_between(scores[known], round(num_wrong(joint)))
-    number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
+    number = round(num_wrong(by_rates)) if mistakes.in_few_pairs else 0
     confused = scores > level_between(scores[known], number)
     near_zero = (evidence.loss[known] < _NEAR_ZERO * math.log(classes)).float().mean()
     uncertain = float(near_zero) < _FEW_NEAR_ZERO and share_answered < _FEW_ANSWERED
     agreed = evidence.agreed / evidence.visits
     suspects = scores > 0
-    well = not untrained and settled(agreed, labels, suspects)
+    well = mistakes.unlearned == 0 and settled(agreed, labels, suspects)
     return Ranking(
         labels,
         scores,
@@ -316,37 +261,6 @@ def settled(agreed: Tensor, labels: Tensor, suspects: Tensor) -> bool:
     return float(agreed[counted].mean()) > _SETTLED
 
 
-def rare_classes(sizes: Tensor) -> Tensor:
-    """Return which classes have fewer than half as many samples as classes have on average.
-
-    Classes without samples do not count for the average.
-    """
-    return sizes < _RARE * (sizes.sum() / (sizes > 0).sum())
-
-
-def of_unlearned_classes(
-    labels: Tensor, marked: Tensor, least: float, counted: Tensor | None = None
-) -> Tensor:
-    """Return which samples belong to classes that look wrong as a whole; bool, shape (N,).
-
-    Args:
-        labels: The labels; int64, shape (N,), -1 if unknown.
-        marked: Which samples look wrong; bool, shape (N,).
-        least: More than this share of such a class are marked.
-        counted: Which samples count for the shares; bool, shape (N,). By default, all of them.
-    """
-    known = labels >= 0
-    used = known if counted is None else known & counted
-    classes = max(int(labels.max()) + 1, 1)
-    sizes = labels[used].bincount(minlength=classes)
-    numbers = labels[used & marked].bincount(minlength=classes)
-    shares = numbers / sizes.clamp(min=1)
-    others = (numbers.sum() - numbers) / (sizes.sum() - sizes).clamp(min=1)
-    beside = (_BESIDE_OTHERS * others).clamp(max=_NEARLY_ALL)
-    unlearned = (shares > least) & (shares > beside) & (sizes >= _FEWEST)
-    return known & unlearned[labels]
-
-
 def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
     """Return the share of each class that is usual for its samples, t; float64, shape (C,).
 
@@ -356,64 +270,8 @@ def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
     mean = shares.mean()
     means = torch.where(sizes == 1, mean, sums.index_add(0, labels, shares) / sizes)
-    usual = means.maximum(_LEAST_BESIDE * mean).clamp(min=_SMALLEST)
+    usual = means.maximum(_LEAST_BESIDE * mean).clamp(min=SMALLEST)
     return torch.where(sizes > 0, usual, torch.inf)
-
-
-def by_heart(answered: float, drawn: float) -> float:
-    """Return to which part a network has learned its labels by heart.
-
-    Args:
-        answered: The share of the samples that it answers as they are labelled.
-        drawn: The mean of ``drawn_part`` over the classes to which samples clearly belong.
-    """
-    begins = _BEGINS_BY_HEART - _EARLIER * drawn**2
-    return min(max((answered - begins) / (_BY_HEART - _BEGINS_BY_HEART), 0.0), 1.0)
-
-
-def otherwise_part(evidence: Evidence) -> Tensor:
-    """Return in which share of its visits each sample was answered otherwise, shape (N,).
-
-    Half a visit is added for each answer, so that no share is 0.
-    """
-    return (evidence.visits - evidence.agreed + 0.5) / (evidence.visits + 1)
-
-
-def learned_late(evidence: Evidence, labels: Tensor, sizes: Tensor) -> Tensor:
-    """Return which samples were learned clearly later than most; bool, shape (N,).
-
-    Let n be how often a sample was answered otherwise before it was learned, as a multiple of how
-    often this happened at most to the first fifth of its class, because a class may be learned late
-    as a whole. Where labels are right, the number of samples with n falls at least as fast as
-    1 / n. Wrong labels take longer to learn, so there is a valley, and behind it a hill. Each of
-    the two ends where n is half as large again as at its beginning. The valley is chosen that makes
-    the hill the highest beside it, and the samples behind the valley were learned late. None was if
-    no hill is clearly higher than 1 / n allows, or if fewer than half of the samples lie before the
-    valley.
-
-    Args:
-        labels: Those of all samples; int64, shape (N,), -1 if unknown.
-    """
-    known = labels >= 0
-    otherwise = evidence.visits - evidence.agreed
-    fifth = (sizes * _CLEAR).ceil().long()
-    times = nth_of_class(otherwise[known], labels[known], sizes, fifth).clamp(min=1)
-    otherwise = otherwise // times[labels]
-    counts = otherwise[known].bincount()
-    at_least = counts.flip(0).cumsum(0).flip(0).tolist()
-    most = len(at_least)
-    at_least += [0] * (2 * most)
-    rise, first = 1.0, most
-    for start in range(2, most):
-        middle = start + start // 2
-        end = middle + middle // 2
-        wider = math.log(end / middle) / math.log(middle / start)
-        valley = wider * (at_least[start] - at_least[middle])
-        hill = at_least[middle] - at_least[end]
-        clearly = hill - valley > _DEVIATIONS * math.sqrt(hill + wider * valley)
-        if clearly and at_least[start] <= at_least[0] / 2 and (hill + 1) / (valley + 1) > rise:
-            rise, first = (hill + 1) / (valley + 1), middle
-    return otherwise >= first
 
 
 def level_between(scores: Tensor, number: int) -> float:
@@ -460,128 +318,3 @@ def labels_and_shares(evidence: Evidence) -> tuple[Tensor, Tensor]:
     for chunk in evidence.chunks():
         own[chunk.index] = chunk.shares.gather(1, chunk.labels.clamp(min=0)[:, None])[:, 0]
     return labels, own
-
-
-def thresholds(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
-    """Return the share that a sample of each class needs to belong to it clearly.
-
-    They are float32, shape (C,), and infinite for a class without samples.
-    """
-    number = (sizes * _CLEAR).ceil().long().clamp(min=_LEAST_CLEAR).minimum((sizes + 1) // 2)
-    reached = -nth_of_class(-own, labels, sizes, number)
-    return torch.where(sizes > 0, reached.clamp(min=_LEAST_BESIDE / len(sizes)), torch.inf)
-
-
-def nth_of_class(values: Tensor, labels: Tensor, sizes: Tensor, number: Tensor) -> Tensor:
-    """Return the value of each class that so many of its samples reach at most; shape (C,).
-
-    For a class without samples, it means nothing.
-
-    Args:
-        values: The value of each sample; shape (n,).
-        number: The number of samples of each class, at least 1; int64, shape (C,).
-    """
-    order = values.argsort(stable=True)
-    order = order[labels[order].argsort(stable=True)]  # Class after class, small values first.
-    last = sizes.cumsum(0) - sizes + number - 1
-    return values[order][last.clamp(0, len(values) - 1)]
-
-
-def clear_counts(evidence: Evidence, threshold: Tensor) -> Tensor:
-    """Return, for a label y and a class k, how many samples labelled y clearly belong to class k.
-
-    The counts are float64, shape (C, C).
-    """
-    counts = torch.zeros(
-        len(threshold), len(threshold), dtype=torch.float64, device=threshold.device
-    )
-    for chunk in evidence.chunks():
-        part = chunk.labels >= 0
-        shares, given = chunk.shares[part], chunk.labels[part]
-        least = threshold.maximum(_LEAST_BESIDE * shares.gather(1, given[:, None]))
-        counts.index_add_(0, given, (shares >= least).double())
-    return counts
-
-
-def mistake_rates(clear: Tensor, sizes: Tensor) -> Tensor:
-    """Estimate which share of the samples with each label belongs to each class.
-
-    The samples that clearly belong to a class stand for all that do: they give the probability of
-    each label in this class. The number of samples of each class is estimated from these and from
-    the numbers of labels, by a few steps of expectation and maximisation from the latter.
-
-    Returns:
-        The shares J[y, k]; float64, shape (C, C). Each row sums to one. That of a label of which no
-        sample clearly belongs to a class is one for its own class.
-    """
-    labelled = sizes.double()
-    given = clear / clear.sum(0).clamp(min=1)
-    numbers = labelled
-    for _ in range(_STEPS):
-        expected = given @ numbers
-        numbers = numbers * (given.T @ (labelled / expected.clamp(min=_SMALLEST)))
-    joint = given * numbers
-    joint += torch.diag((joint.sum(1) == 0).double())
-    return joint / joint.sum(1, keepdim=True)
-
-
-def unlearned_part(threshold: Tensor) -> float:
-    """Return to which part a network has learned nothing, from the result of ``thresholds``."""
-    used = threshold[threshold.isfinite()]
-    chance = 1 / max(len(used), 2)
-    learned = (float(used.max()) - chance) / (1 - chance)
-    return min(max((_SOMETHING - learned) / (_SOMETHING - _UNLEARNED), 0.0), 1.0)
-
-
-def drawn_part(clear: Tensor) -> Tensor:
-    """Return by which part the rates of the mistakes of each class are drawn; float64, shape (C,).
-
-    With s as the result of ``spread``, n[k] as the number of samples that clearly belong to class
-    k, and f as the larger one of 1 / n[k] and (12 / n[k])^3, this is 3 * (s + f), at most 1.
-    """
-    number = clear.sum(0).clamp(min=1)
-    few = (1 / number).maximum((_FEW / number) ** 3)
-    return ((spread(clear) + few) / _EVEN).clamp(max=1)
-
-
-def drawn_together(rates: Tensor, clear: Tensor, drawn: Tensor, unlearned: float) -> Tensor:
-    """Draw the rates of the mistakes towards their mean.
-
-    In a network that has learned nothing, all are drawn completely, and so are those of right
-    labels. Each row of the result sums to one.
-
-    Args:
-        rates: The result of ``mistake_rates``.
-        drawn: The result of ``drawn_part``.
-        unlearned: The result of ``unlearned_part``.
-    """
-    mean = (1 - rates.diagonal()).sum() / max(_pairs(clear), 1)
-    part = drawn + (1 - drawn) * unlearned
-    result = torch.lerp(rates, mean.expand_as(rates), part.expand_as(rates)) + _SMALLEST
-    right = rates.diagonal()
-    used = clear.sum(0) > 0
-    right = torch.where(used, torch.lerp(right, right[used].mean(), unlearned), right)
-    result.diagonal().copy_(right.clamp(min=_SMALLEST))
-    return result / result.sum(1, keepdim=True)
-
-
-def _pairs(clear: Tensor) -> int:
-    """Return the number of ordered pairs of the classes to which samples clearly belong."""
-    classes = int((clear.sum(0) > 0).sum())
-    return classes * (classes - 1)
-
-
-def spread(clear: Tensor) -> Tensor:
-    """Return how evenly mistakes are spread over the pairs of classes; float64, shape ().
-
-    This is the square of the mean rate over the mean of the squared rates, scaled so that it is 0
-    if all mistakes are between one pair of classes, and 1 if all pairs have equally many. The
-    squares are estimated without the bias that comes from counting few samples. Only classes to
-    which samples clearly belong count, because no label uses the others.
-    """
-    number = clear.sum(0).clamp(min=2)
-    pairs = max(_pairs(clear), 2)
-    first = (clear / number).fill_diagonal_(0).sum() / pairs
-    second = (clear * (clear - 1) / (number * (number - 1))).fill_diagonal_(0).sum() / pairs
-    ratio = first**2 / second.clamp(min=_SMALLEST**2)
-    return ((ratio * pairs - 1) / (pairs - 1)).clamp(0, 1)

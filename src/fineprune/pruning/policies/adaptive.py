@@ -12,7 +12,8 @@ import torch
 from fineprune.errors import InputError, check_whole_number, warn_user
 from fineprune.labels.advice import FullCost, advice_of_losses, doubt_of
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.labels.ranking import Ranking, of_unlearned_classes
+from fineprune.labels.ranking import Ranking
+from fineprune.labels.spared_classes import of_unlearned_classes
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
