@@ -1,6 +1,7 @@
 """Tables, figures and the HTML page, made from runs with invented numbers."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shutil
@@ -137,7 +138,7 @@ def test_the_command_prints_a_screen_that_ends_with_the_headline(compared, tmp_p
     *table, last = result.stdout.splitlines()
     assert len(table) <= 14
     assert table[-1] == f"report: {out}"
-    assert f'<p class="headline">{plain(last)}</p>' in plain(out.read_text())
+    assert f'<h2 class="headline">{plain(last)}</h2>' in plain(out.read_text())
     printed = CliRunner().invoke(app, ["report", str(compared), "--out", str(out), "--json"])
     assert json.loads(printed.stdout)["headlines"] == {"lenet on digits": last}
 
@@ -729,7 +730,7 @@ def test_each_group_has_a_section_and_a_line_in_the_overview(runs, undrawn):
     assert text.count("<section ") == 2
     assert "<h2>lenet on digits</h2>" in text
     assert '<a href="#group-2">vgg13 on digits</a>' in text
-    assert "<h3>Overview</h3>" in text
+    assert "<h2>Overview</h2>" in text
     parse_strictly(text)
 
 
@@ -846,7 +847,7 @@ def texts_of(svg):
 
 
 def parse_strictly(text):
-    """Check that tags are closed in order and that every id is unique."""
+    """Check that tags are closed in order, ids are unique, and no level of headings is left out."""
     open_tags: list[str] = []
     ids: list[str | None] = []
 
@@ -865,6 +866,9 @@ def parse_strictly(text):
     Checker().feed(text)
     assert not open_tags
     assert len(ids) == len(set(ids))
+    levels = [int(level) for level in re.findall(r"<h([1-6])", text)]
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
 def test_controls_with_another_cost_are_not_called_equal(tmp_path):

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 from made_runs import made_summary
 from rich.console import Console
+from test_report import parse_strictly
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -373,6 +374,7 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     assert served["staleness"] == [16]
     assert set(served["phases"]) >= {"compute", "push", "pull", "apply"}
     page = (out / "report.html").read_text()
+    parse_strictly(page)
     assert page.count("<svg") == 4  # No update was stale, so there is no figure of the staleness.
     assert "async 1+2" in page
 
