@@ -233,6 +233,16 @@ def test_of_many_classes_the_label_and_the_strongest_others_are_kept(classes, se
         assert len(read[rest].unique()) <= 1  # What is left is spread evenly.
 
 
+def test_classes_above_32_767_are_kept_as_well():
+    classes = (1 << 15) + 2
+    rows = torch.zeros(1, classes)
+    rows[0, [5, classes - 1]] = torch.tensor([0.25, 0.75])
+    shares = ClassShares(1, classes, STRONGEST, torch.device("cpu"))
+    index, labels = torch.tensor([0]), torch.tensor([5])
+    shares.write(index, labels, rows.clone())
+    assert torch.equal(shares.read(index, labels), rows)
+
+
 def test_of_many_classes_the_shares_stay_close_to_those_of_all():
     samples, classes = 50, KEEP_ALL + 36
     labels = labels_of(samples, classes)
