@@ -501,7 +501,7 @@ def trained_again_after_long():
     numbers = [of(one.suspects for one in found) for of in (min, max)]
     yield AGAIN, "and names {:,} to {:,} suspects", numbers
     missed = [100 * (1 - of(one.recall for one in found)) for of in (max, min)]
-    yield AGAIN, "So {:.0f} to {:.0f} % of them are trained again", missed
+    yield AGAIN, "So {:.0f} to {:.0f} % of the wrong labels are trained again", missed
 
 
 def small_classes(name, arm, metric):
@@ -989,7 +989,8 @@ def quotes():
         "among the first 1,000: {} and {}, {} and {}, {} and {}, {} and {}",
         [one["first"] for pair in beside for one in pair],
     )
-    yield FOUND, "it is {:.2f} to {:.2f} times the true number on average of each kind", thirty
+    words = "it is {:.2f} to {:.2f} times the true number, averaged over the runs of each kind"
+    yield FOUND, words, thirty
     yield FOUND, "it is {:.1f} to {:.1f} times that", ten
     losses = [
         max(roc_area(kind) - roc_area(kind, f"strongest {number}") for kind in KINDS)
