@@ -112,6 +112,7 @@ def test_the_rates_of_a_shorter_schedule():
     assert warm[0] < warm[1] < max(warm)
     assert warm[-1] < 0.4 * max(warm)
     assert fp.shorter(steps, 0.0) == steps
+    assert fp.shorter(cosine, 0.01) == cosine  # No whole epoch is saved.
 
 
 @pytest.mark.parametrize(
