@@ -66,16 +66,17 @@ class DataSettings:
         download: Whether to download the CIFAR archive if it is not in ``dir``.
         train_size: The number of training images. With ``digits``, all other images are for
             testing; with ``synthetic``, this many are generated; the default is 1024 for both, and
-            ``validation`` is held out of this number. With CIFAR, the images that ``validation``
-            does not hold out are used in their order up to this number; with ``images``, this many
-            of them are drawn, always the same ones. None for all of them.
+            ``validation`` is held out of this number. With CIFAR, these are the first images that
+            ``validation`` does not hold out; with ``images``, this many of those are drawn at
+            random, always the same ones. None for all of them.
         image_size: The height and width of synthetic images, in pixels (32 by default), and of the
             square to which image files are cropped and resized (224 by default).
         resize: The length to which the shorter side of image files is scaled, in pixels, before a
             square of ``image_size`` is cut out in the centre (evaluation) or with
             ``crop = "crop"``; None for ``image_size * 256 / 224``.
         crop: How training images are cut out of image files: ``random-resized``, a part of random
-            area and ratio, or ``crop``, a square at a random position. None for ``random-resized``.
+            area and aspect ratio, or ``crop``, a square at a random position. None for
+            ``random-resized``.
         broken_limit: The largest share of image files that may be broken before the run ends; None
             for 0.01. Unless the share is 0, one file may always be broken.
         validation: The number of training images to hold out. If it is above 0, evaluation uses
