@@ -373,7 +373,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         policies ignore this.
 
         On a CPU, losses and logits are kept for some steps without a copy: do not change them in
-        place. Everything else is copied, without synchronisation.
+        place. Everything else is copied, without waiting for the device.
 
         Args:
             index: The indices of the samples, integers, shape (B,): the first part of each batch.
@@ -538,7 +538,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
     @property
     def steps_left(self) -> int:
-        """The steps of ``total_steps`` that were not taken, including those of epochs left out.
+        """The steps of ``total_steps`` that were not taken, including those of omitted epochs.
 
         It is 0 if epochs are trained again after the last one.
 

@@ -55,13 +55,13 @@ class DataSettings:
 
     Attributes:
         name: The dataset: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``synthetic``
-            (generated images, for benchmarks), ``images`` (files, which are read while the training
-            needs them), or ``module:attribute``, a user-defined function
-            that returns a training and a test dataset (map-style, with items ``(x, y)``). It may
-            also return the training samples without random transforms as a third dataset.
+            (generated images, for benchmarks), ``images`` (image files, read as they are needed),
+            or ``module:attribute``, a user-defined function that returns a training and a test
+            dataset (map-style, with items ``(x, y)``). It may also return the training samples
+            without random transforms as a third dataset.
         train: The training images of ``images``: a folder with one folder per class, a list of
             files (``.csv``, ``.parquet`` or ``.txt``), or tar shards.
-        test: The test images of ``images``, likewise; None only with ``validation``.
+        test: The test images of ``images``, likewise; None is allowed only with ``validation``.
         dir: The folder of the CIFAR files.
         download: Whether to download the CIFAR archive if it is not in ``dir``.
         train_size: The number of training images. With ``digits``, all other images are for
@@ -88,7 +88,7 @@ class DataSettings:
             ones in ``labels`` are known; None if the true labels are not known.
         label_noise: The share of the training labels that are replaced by wrong ones, in [0, 1].
         label_noise_map: The classes whose labels are replaced, and by which class: texts
-            ``from->to`` with names or numbers of classes. ``label_noise`` then is the share within
+            ``from->to`` with names or numbers of classes. ``label_noise`` is then the share within
             each of these classes. None to replace labels of all classes by any other class.
         label_noise_seed: The seed of the wrong labels, which do not depend on the run's seed.
         crop_padding: The padding of the random crop, in pixels; None for the dataset's default.
