@@ -18,7 +18,7 @@ from fineprune.training.recipe import make_recipe
 RESULTS = Path(__file__).parents[1] / "docs/results"
 N, CLASSES, EPOCHS = 600, 3, 20
 COST = FullCost(30, 2340, 600.0)
-SKIP = "Best here, as far as it was measured: skip what contradicts"
+SKIP = "Best here, judging by our measurements: skip the samples that contradict"
 
 
 def watch_with(wrong, *, visits=EPOCHS, strength=6.0, wavering=0.0, lost=0):
@@ -42,7 +42,7 @@ def watch_with(wrong, *, visits=EPOCHS, strength=6.0, wavering=0.0, lost=0):
 @pytest.mark.parametrize(
     ("wrong", "best"),
     [
-        (0.0, "Best here, as far as it was measured: the shorter schedule"),
+        (0.0, "Best here, judging by our measurements: the shorter schedule"),
         (0.1, "Such a share of wrong labels was not measured"),
         (0.3, SKIP),
     ],
@@ -58,23 +58,23 @@ def test_without_losses_near_zero_it_counts_that_most_samples_are_answered_as_la
     """As in a network that is uncertain, because many labels are wrong."""
     said = watch_with(0.3, strength=1.5).advice()
     assert any(line.startswith("0% of the samples were learned") for line in said)
-    assert any("skip what contradicts" in line for line in said)
+    assert any("skip the samples that contradict" in line for line in said)
 
 
 @pytest.mark.parametrize(("lost", "little"), [(5, False), (7, True)])
 def test_with_most_labels_wrong_it_counts_that_the_others_are_answered_as_labelled(lost, little):
     """In more than 70 % of 20 visits. Few samples can be answered as they are labelled."""
     said = watch_with(0.6, strength=1.5, lost=lost).advice()
-    answers = "the network answers 40% of them as they are labelled"
+    answers = "for only 40% of the samples, it predicts the given label"
     assert any(answers in line for line in said) == little
     assert said[-1].startswith("It is too early") == little
     assert any(SKIP in line for line in said) != little
 
 
 def test_a_network_that_answers_all_as_labelled_may_have_learned_mistakes_by_heart():
-    by_heart = "The network answers 100% of the samples as they are labelled. If labels are wrong"
+    by_heart = "The network predicts the given label for 100% of the samples. If labels are wrong"
     assert any(line.startswith(by_heart) for line in watch_with(0.0).advice())
-    assert not any("by heart" in line for line in watch_with(0.1).advice())
+    assert not any("it has memorised them" in line for line in watch_with(0.1).advice())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_network_that_answers_all_as_labelled_may_have_learned_mistakes_by_hea
     [
         (15, 0.1, 60, SKIP),
         (15, 0.2, 120, "Such a share of wrong labels was not measured"),
-        (15, 0.27, 180, "Best here, as far as it was measured: the shorter schedule"),
+        (15, 0.27, 180, "Best here, judging by our measurements: the shorter schedule"),
         (EPOCHS, 0.1, 0, SKIP),
     ],
 )
@@ -107,7 +107,7 @@ def test_suspects_of_classes_that_were_not_learned_do_not_decide_on_the_means():
     said = watch.advice()
     assert "are in classes that the network has not learned (2)" in " ".join(said)
     assert any(
-        line.startswith("Best here, as far as it was measured: the shorter") for line in said
+        line.startswith("Best here, judging by our measurements: the shorter") for line in said
     )
     assert not any("earlier=" in line for line in said)
 
@@ -136,7 +136,7 @@ def test_each_means_is_named_with_its_cost():
 @pytest.mark.parametrize("arguments", [{"visits": 3}, {"strength": 0.0}])
 def test_early_or_without_learned_samples_no_means_is_named(arguments):
     said = watch_with(0.3, **arguments).advice(cost=COST)
-    assert said[-1].startswith("It is too early to say which means")
+    assert said[-1].startswith("It is too early to say which way")
     assert not any("fp." in line for line in said)
 
 
@@ -179,7 +179,7 @@ def test_a_pruner_gives_the_advice_in_its_summary_and_records_on_undisturbed():
     (pruner, looked), (_, undisturbed) = states(True), states(False)
     assert all(torch.equal(looked[name], undisturbed[name]) for name in looked)
     said = " ".join(pruner.summary()["advice"])
-    assert "Best here, as far as it was measured: the shorter schedule" in said
+    assert "Best here, judging by our measurements: the shorter schedule" in said
     assert "13 of 20 epochs, 65% of the steps (156 of 240)" in said
     assert "the shorter schedule" in pruner._repr_html_()
 
@@ -198,7 +198,7 @@ def test_a_pruner_names_classes_as_its_data_set_does():
     assert "dog that may be cat" in " ".join(pruner.summary()["advice"])
 
 
-@pytest.mark.parametrize(("high", "best"), [(0, "the shorter schedule"), (90, "skip what")])
+@pytest.mark.parametrize(("high", "best"), [(0, "the shorter schedule"), (90, "skip the samples")])
 def test_adaptive_gives_advice_from_losses_alone(high, best):
     pruner = fp.Pruner(N, fp.Adaptive(6, save=0, patience=3, chance=1.0), batch_size=50)
     for epoch in pruner.epochs():
@@ -207,8 +207,8 @@ def test_adaptive_gives_advice_from_losses_alone(high, best):
         for index in pruner.sampler.order().split(50):
             pruner.record(index, torch.where(index < high, 2.0, 0.5))
     said = " ".join(pruner.summary()["advice"])
-    assert f"Best here, as far as it was measured: {best}" in said
-    assert ("This is about classifiers." in said) == bool(high)
+    assert f"Best here, judging by our measurements: {best}" in said
+    assert ("This applies to classifiers only." in said) == bool(high)
     if high:
         assert "90 of 600 samples (15.0%) stayed above chance" in said
 

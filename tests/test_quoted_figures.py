@@ -447,7 +447,8 @@ def began_with_suspects():
     gained = *beside("resnet9"), *beside("resnet18")
     yield README, f"ResNet-9 was {one} one, and that of a thin ResNet-18 {other}", gained
     yield LABELS, f"{one} training in a ResNet-9, and {other} in a thin", gained
-    yield ADVICE, f"was {one} one in a ResNet-9, and {other} in a thin", gained
+    words = "was {:.2f} ±{:.2f} points more accurate than the first one with a ResNet-9, and "
+    yield ADVICE, words + f"{other} with a thin", gained
     for page, first in ((README, "its first training"), (LABELS, "it")):
         yield page, f"the ResNet-9 was {other} points below {first}", beside("correct")
     words = f"it was {other} points above it, and {other} above [`fp.shorter`]"
@@ -578,7 +579,7 @@ def quotes():
     above_shorter = difference(FITS_WRONG, "adaptive", "shorter")
     longer = tuned_difference(FITS_LONG, "adaptive", FITS_TUNED, "shorter")
     from_full = difference(FITS_LONG, "adaptive")
-    yield ADVICE, "and {:.2f} ±{:.2f} in a ResNet-9 that had memorised labels", longer
+    yield ADVICE, "and {:.2f} ±{:.2f} with a ResNet-9 that had memorised labels", longer
     yield (
         FITS,
         "`adaptive` is {:.2f} ±{:.2f} points above `full` and {:.2f} ±{:.2f} above `shorter`",
@@ -842,7 +843,7 @@ def quotes():
         yield ADAPTIVE, words, (*to_shorter, *to_full)
     words = "it was {:.2f} ±{:.2f} to {:.2f} ±{:.2f} points above the shorter schedule, most in"
     yield CHOOSE, words, (*to_late[WRONG], *longer)
-    yield ADVICE, "and {:.2f} ±{:.2f} in a ResNet-9).", eight
+    yield ADVICE, "and {:.2f} ±{:.2f} with a ResNet-9).", eight
     for words, other in (("above `shorter`", "shorter"), ("above `matched`", "matched")):
         above = difference(FITS_WRONG, "adaptive", other)
         yield FITS, f" is {{:.2f}} ±{{:.2f}} points {words}", above
@@ -885,10 +886,10 @@ def quotes():
 
     yield (
         ADVICE,
-        "fp.Adaptive was {:.2f} ±{:.2f} points above the best shorter training",
+        "fp.Adaptive was {:.2f} ±{:.2f} points more accurate than the best shorter training",
         to_late[WRONG],
     )
-    yield ADVICE, "as accurate ({:.2f} ±{:.2f} points above it in a thin", to_late[CLEAN]
+    yield ADVICE, "as accurate ({:.2f} ±{:.2f} points above it with a thin", to_late[CLEAN]
     for name, what, arm in (
         ("fp.shorter(rates", "", LATE),
         ("fp.Adaptive(epochs", "", "adaptive"),
@@ -919,7 +920,7 @@ def quotes():
         for folder in [*RESULTS.glob("resnet9/*/full-*"), *RESULTS.glob("resnet9-wide/*/full-*")]
     ]
     parts = [one.suspects / one.wrong for one in memorised if one and one.suspects and one.wrong]
-    yield ADVICE, "and {:.2f} to {:.2f} times in ones that do", (min(parts), max(parts))
+    yield ADVICE, "and {:.2f} to {:.2f} times, or less, with", (min(parts), max(parts))
     linear = tuned_difference("resnet9/long-linear", "fewer-epochs", FITS_TUNED, "shorter")
     beside = tuned_difference(FITS_LONG, "adaptive", "resnet9/long-linear", "fewer-epochs")
     words = "reached {:.2f} %. It was {:.2f} ±{:.2f} points above `shorter`, and `adaptive` {:.2f} "

@@ -52,7 +52,7 @@ def plan(
     ranks: Annotated[int, typer.Option(min=1, help="The number of torchrun processes.")] = 1,
     step_time: Annotated[
         float | None,
-        typer.Option(help="The seconds per optimizer step, of one worker if they do not wait."),
+        typer.Option(help="The seconds per optimizer step; with async servers, of one worker."),
     ] = None,
     overhead: Annotated[
         float, typer.Option(help="The seconds of bookkeeping per pruned epoch.")
@@ -69,7 +69,7 @@ def plan(
 
     Example: fineprune plan training.epochs=40 training.milestones='[12,24,32]' --save 0.35
 
-    For a finished run, say which means of saving fits best, given the evidence on its labels.
+    For a finished run, say which way of saving steps fits best, given the evidence on its labels.
 
     Example: fineprune plan runs/quick-fine-pruning
     """

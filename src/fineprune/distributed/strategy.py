@@ -28,7 +28,7 @@ _OF_SERVERS = ("workers", "servers", "placement", *OF_ANY_SERVERS)
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """How a training is distributed ([D] section 3).
+    """How a training is distributed (Campos et al., ICCS 2017, section 3).
 
     Under ``torchrun``, a training with the strategy ``none`` is distributed by all-reduce, and
     nothing needs to be set. With parameter servers, ``training.batch_size`` is the batch size of
@@ -50,7 +50,7 @@ class Strategy:
             parameters. Dead workers are not waited for.
         rate_by_staleness: Whether to divide the learning rate of an asynchronous update by the
             gradient's staleness, if that is above 1.
-        gradients: The type in which gradients travel, ``float32`` or ``bfloat16``.
+        gradients: The dtype in which gradients are sent, ``float32`` or ``bfloat16``.
         undone_batches: What happens to the batches of updates that were undone because a server
             died: ``retrain`` trains them again; ``lose`` (asynchronous updates only) continues
             without them and lists them in the metrics.
@@ -58,14 +58,13 @@ class Strategy:
             limit applies to a worker, unless ``silence_factor`` allows more.
         silence_factor: How long a worker may be silent, as a multiple of the median duration of its
             recent steps.
-        startup_seconds: How long a worker may take for its start and for its first step, and a
-            server for its start or for a snapshot. The time for which a process waits for free CPUs
-            does not count.
-        snapshot_every: The number of updates between two snapshots of the servers inside an epoch;
+        startup_seconds: How long a worker may take to start and for its first step, and a server to
+            start or for a snapshot. The time that a process waits for free CPUs does not count.
+        snapshot_every: The number of updates between two snapshots of the servers within an epoch;
             0 for snapshots at the end of each epoch only. If a server dies, the updates since the
             last snapshot are undone.
-        link_seconds: How long each message between a worker and a server may take, and the making
-            of a link.
+        link_seconds: How long connecting a worker to a server may take, and each message between
+            them.
         simulate: The number of workers to simulate in one process; 0 for none. Then ``group`` and
             ``backup`` have the same meaning as with servers.
         simulate_as: The strategy to simulate, ``async``, ``sync`` or ``mixed``.
@@ -150,7 +149,7 @@ class Strategy:
                 )
 
     def without_effect(self, given: Collection[str] = ()) -> str | None:
-        """Say which settings of servers have no effect without them; None if there is none.
+        """Say which settings have no effect without servers; None if there is none.
 
         A recipe may have them for other runs, with ``--set distributed.strategy``, so it is no
         error.

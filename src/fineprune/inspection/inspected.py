@@ -66,7 +66,7 @@ class Inspected:
 
 
 def advice_for(run: Run) -> list[str]:
-    """Return sentences on which means of saving fits best, by the evidence of a finished run.
+    """Return sentences on which way of saving steps fits best, by the evidence of a finished run.
 
     The cost on all data is computed from the epochs of the run that trained all samples.
     """

@@ -4,7 +4,7 @@
 
     trainer = PruningSFTTrainer(model, args=args, train_dataset=texts, pruning=policy)
 
-They are those of ``fineprune.integrations.transformers``, with the same arguments.
+They take the same arguments as those of ``fineprune.integrations.transformers``.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ except ImportError as error:
 
 
 class PruningSFTTrainer(PruningMixin, SFTTrainer):
-    """Supervised fine-tuning with pruning. The loss of a text is the mean over its labels."""
+    """Supervised fine-tuning with pruning. A text's loss is the mean over its labelled tokens."""
 
 
 class PruningDPOTrainer(PruningMixin, DPOTrainer):

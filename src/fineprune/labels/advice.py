@@ -1,8 +1,8 @@
-"""What the evidence on the labels of a training allows to say, in plain words.
+"""What the evidence on the labels says, in plain words.
 
-It says how many labels contradict, and which means of saving steps fits best. The measurements that
-are quoted here are those of labels.md, adaptive.md, resnet9.md and second-training.md in
-docs/results.
+It says how many labels contradict what the network learned, and which way of saving steps fits
+best. The measurements that are quoted here are those of labels.md, adaptive.md, resnet9.md and
+second-training.md in docs/results.
 """
 
 from collections.abc import Sequence
@@ -33,24 +33,24 @@ _MEANS = (
 )
 
 _UNLEARNED = (
-    " But by its losses, a class that is not learned looks wrong as well: compare the recall of "
-    "each class with that of full training before you rely on this."
+    " But a class that is not learned has large losses, too, and looks wrong: compare the recall "
+    "of each class with that of full training before you rely on this."
 )
 
 _NO_CLASSES = (
-    "This is about classifiers. In a regression, and with several labels per sample, large "
+    "This applies to classifiers only. In a regression, or with several labels per sample, large "
     "targets, events and rare labels have large losses, too, and a network that is trained without "
-    "them underestimates these: there, give fp.Adaptive evidence=1, with which no sample is "
-    "skipped for its loss."
+    "them underestimates them: use fp.Adaptive(epochs, evidence=1) there, which skips no sample "
+    "for its loss."
 )
 
-_TOO_EARLY = "It is too early to say which means of saving fits best."
+_TOO_EARLY = "It is too early to say which way of saving steps fits best."
 
 _AGAIN = (
-    "In the next training of this network, skip these suspects from the first epoch on: "
-    "fp.Adaptive(epochs, earlier=watch), or pruning.earlier with the folder of this run. With 30 % "
-    "wrong labels and 35 % of the steps saved, such a training was 3.90 ±2.06 points above the "
-    "first one in a ResNet-9, and 2.30 ±1.60 in a thin ResNet-18."
+    "In the next training of this network, skip the suspects from the first epoch on: give "
+    "fp.Adaptive(epochs, earlier=watch), or set pruning.earlier to the folder of this run. With "
+    "30 % wrong labels and 35 % of the steps saved, such a training was 3.90 ±2.06 points more "
+    "accurate than the first one with a ResNet-9, and 2.30 ±1.60 with a thin ResNet-18."
 )
 
 
@@ -72,7 +72,7 @@ class FullCost:
 def advice_of(
     evidence: Evidence, ranking: Ranking, classes: Sequence[str], cost: FullCost | None = None
 ) -> list[str]:
-    """Return sentences on how many labels contradict, and on which means of saving fits best.
+    """Return sentences on how many labels contradict, and on which way of saving steps fits best.
 
     Args:
         evidence: The evidence, which has been flushed and has records.
@@ -93,38 +93,39 @@ def advice_of(
     if samples < evidence.num_samples:
         sentences.append(
             f"{evidence.num_samples - samples:,} of {evidence.num_samples:,} samples were never "
-            f"recorded with a label and a finite loss, so nothing is known of their labels."
+            f"recorded with a label and a finite loss, so nothing is known about their labels."
         )
     if ranking.learned_little:
         sentences.append(
-            f"Hardly any sample has a loss near zero, and the network answers {answered:.0%} of "
-            f"them as they are labelled. It has learned little, so the estimate is probably far "
-            f"too high: a longer or better training says more."
+            f"The network has learned little: hardly any sample has a loss near zero, and for only "
+            f"{answered:.0%} of the samples, it predicts the given label. The estimate is probably "
+            f"far too high: a longer or better training says more."
         )
     elif visits < EARLY:
         sentences.append(
-            f"Each sample was trained {visits} times on average, which is early: where the "
-            f"truth is known, the estimate was up to 2.4 times too high after ten epochs, and up "
-            f"to 6 times after three. Watch a longer training."
+            f"Each sample was trained only {visits} times on average: where the true labels are "
+            f"known, the estimate was up to 2.4 times too high after ten epochs, and up to 6 times "
+            f"after three. Watch a longer training."
         )
     elif ranking.by_heart:
         sentences.append(
-            f"The network answers {answered:.0%} of the samples as they are labelled. If labels "
-            f"are wrong, it has learned them by heart, and the estimate counts those that it "
+            f"The network predicts the given label for {answered:.0%} of the samples. If labels "
+            f"are wrong, it has memorised them. The estimate then counts the labels that were "
             f"learned clearly later than most, which may be too few: look at the first suspects, "
             f"or watch fewer epochs."
         )
     elif visits < ENOUGH:
         sentences.append(
-            f"Each sample was trained {visits} times on average. Where the truth is known, the "
-            f"estimate was 1.1 to 2.4 times the true number after ten epochs of a small network, "
-            f"and nearly right after 30. It is too small if the network has memorised labels."
+            f"Each sample was trained {visits} times on average. Where the true labels are known, "
+            f"the estimate was 1.1 to 2.4 times the true number after ten epochs of a small "
+            f"network, and nearly right after 30. It is too low if the network memorised labels."
         )
     else:
         sentences.append(
-            "Where the truth is known, the estimate was 0.86 to 1.22 times the true number after "
-            "30 epochs of a network that hardly memorises its labels, and 0.14 to 0.97 times in "
-            "ones that do, or less. Most suspects were wrong in both: look at the first ones."
+            "Where the true labels are known, the estimate was 0.86 to 1.22 times the true number "
+            "after 30 epochs of a network that hardly memorises labels, and 0.14 to 0.97 times, or "
+            "less, with networks that do. With both, most suspects had wrong labels: look at the "
+            "first ones."
         )
     pairs = joint.clone().fill_diagonal_(0)
     largest = pairs.flatten().topk(min(_PAIRS, pairs.numel()))
@@ -135,20 +136,20 @@ def advice_of(
         if number >= 1
     ]
     if named:
-        sentences.append(f"The most frequent ones: {', '.join(named)}.")
+        sentences.append(f"The most frequent suspected mistakes: {', '.join(named)}.")
     unlearned = ranking.unlearned
     if unlearned.any():
         names = [classes[number] for number in ranking.labels[unlearned].unique().tolist()]
         some = names if len(names) <= _NAMED else [*names[:_NAMED], "..."]
         number = int((ranking.scores[unlearned] > 0).sum())
         sentences.append(
-            f"{number:,} of them are in classes that the network has not learned "
-            f"({', '.join(some)}), most of whose samples are suspects. This says little of their "
-            f"labels. A training that skips the suspects of this one does not skip these."
+            f"{number:,} suspects are in classes that the network has not learned "
+            f"({', '.join(some)}). Most samples of these classes are suspects, which says little "
+            f"about their labels. A training that skips this one's suspects does not skip them."
         )
     sentences.append(
         f"{ranking.near_zero:.0%} of the samples were learned: their mean loss is below a tenth of "
-        f"that of chance."
+        f"the loss at chance level."
     )
     if ranking.too_early:
         return [*sentences, _TOO_EARLY]
@@ -156,9 +157,9 @@ def advice_of(
     unclear = int(ranking.to_skip.sum()) - clear
     if unclear > _WORTH_SAYING * samples:
         sentences.append(
-            f"{unclear:,} of the suspects are not clear, since the network has often answered them "
-            f"as they are labelled, or too few others are left, and do not count in what follows: "
-            f"watch a training that trains each sample {ENOUGH} times."
+            f"{unclear:,} of the suspects are not clear, and do not count in what follows: the "
+            f"network wavers between their labels and other classes, or too few other suspects are "
+            f"left. Watch a training in which each sample is trained {ENOUGH} times."
         )
     share = clear / samples
     best, *others = _means(share, cost)
@@ -196,7 +197,7 @@ def advice_of_losses(
     *,
     has_classes: bool = False,
 ) -> list[str]:
-    """Return sentences on which means of saving fits best, from losses alone.
+    """Return sentences on which way of saving steps fits best, from losses alone.
 
     Args:
         contradicting: The number of samples that ``Adaptive`` skips because they contradict the
@@ -208,17 +209,18 @@ def advice_of_losses(
         has_classes: Whether each sample is known to have a class.
     """
     best, *others = _means(_NOISY if contradicting else 0.0, cost)
-    found = "The samples whose losses stayed above chance are too few to be skipped"
+    when = f"in each of their last {patience} epochs or, once most samples were learned, on average"
+    found = f"Too few samples to skip had losses above chance {when}"
     if contradicting:
         some = f"{contradicting:,} of {samples:,} samples ({contradicting / samples:.1%})"
-        found = f"The losses of {some} stayed above chance"
+        found = f"The losses of {some} stayed above chance {when}"
     return [
-        f"{found} (in each of their last {patience} epochs or, once most samples were learned, on "
-        f"average). In the measurement below, these were 10.5 % of the samples after five epochs "
-        f"with 30 % wrong labels, and 2.3 % with correct ones (one training each).",
+        f"{found}. In the measurement below, these were 10.5 % of the samples after five "
+        f"epochs with 30 % wrong labels, and 2.3 % with correct ones (one training each).",
         *([_NO_CLASSES] if contradicting and not has_classes else []),
-        "Correct labels look wrong if losses are weighted by class: record them without weights. "
-        "For a classifier, logits and labels say more than losses: give them to record.",
+        "If losses are weighted by class, correct labels look wrong: record losses without "
+        "weights. For a classifier, logits and labels say more than losses: give them to record, "
+        "too.",
         best + (_UNLEARNED if contradicting else ""),
         *others,
     ]
@@ -233,37 +235,38 @@ def _means(wrong: float, cost: FullCost | None) -> list[str]:
     """
     if wrong >= _NOISY:
         best = (
-            "Best here, as far as it was measured: skip what contradicts (fp.Adaptive), or correct "
-            "the labels first. With 30 % wrong labels, fp.Adaptive was 0.74 ±0.31 points above the "
-            "best shorter training in a thin ResNet-18, and 3.69 ±1.26 in a ResNet-9 that had "
-            "memorised labels. Look at the first suspects before you do so: if their labels are "
-            "one of several right answers, skipping them makes the network too sure of the others."
+            "Best here, judging by our measurements: skip the samples that contradict the others "
+            "(fp.Adaptive), or correct the labels first. With 30 % wrong labels, fp.Adaptive was "
+            "0.74 ±0.31 points more accurate than the best shorter training with a thin ResNet-18, "
+            "and 3.69 ±1.26 with a ResNet-9 that had memorised labels. Before you skip samples, "
+            "look at the first suspects: if several labels are right for them, a network that is "
+            "trained without them is overconfident."
         )
     else:
         best = (
-            "Best here, as far as it was measured: the shorter schedule (fp.shorter). With correct "
-            "labels, fp.Adaptive was as accurate (0.02 ±0.54 points above it in a thin ResNet-18, "
-            "and 0.05 ±0.21 in a ResNet-9)."
+            "Best here, judging by our measurements: the shorter schedule (fp.shorter). With "
+            "correct labels, fp.Adaptive was as accurate (0.02 ±0.54 points above it with a thin "
+            "ResNet-18, and 0.05 ±0.21 with a ResNet-9)."
         )
         if wrong >= FEW_WRONG:
             best = (
-                "Such a share of wrong labels was not measured, only none and 30 %: review the "
-                "suspects, and take the shorter schedule (fp.shorter), which is the simplest."
+                "Such a share of wrong labels was not measured, only 0 and 30 %: review the "
+                "suspects, and use the shorter schedule (fp.shorter), which is the simplest way."
             )
         best += (
-            " If most of the first suspects have wrong labels, skip what contradicts (fp.Adaptive):"
-            " a network that memorises its labels underestimates their number."
+            " If most of the first suspects have wrong labels, skip the samples that contradict the"
+            " others (fp.Adaptive): the estimate is too low if the network memorises labels."
         )
     return [
         best,
         *(
-            f"{name}: {_cost(cost, whole_epochs=not place)}. Measured, against full training: "
+            f"{name}: {_cost(cost, whole_epochs=not place)}. Accuracy relative to full training: "
             f"{correct} points with correct labels, {noisy} with 30 % wrong ones."
             for place, (name, correct, noisy) in enumerate(_MEANS)
         ),
-        "These three are of a thin ResNet-18 on 10,000 images of CIFAR-10 (30 epochs, a rate that "
-        "falls in steps). All figures are means over at least three seeds. Measure yours with "
-        "fineprune compare.",
+        "These three were measured with a thin ResNet-18 on 10,000 images of CIFAR-10 (30 epochs, "
+        "a learning rate that falls in steps). All figures are means over at least three seeds. "
+        "Measure your own training with fineprune compare.",
     ]
 
 

@@ -64,11 +64,11 @@ class LabelWatch(Untraced):
 
     The evidence on a sample is the mean of its softmax over its visits. Each visit is weighted by
     the square of the number of passes over all samples recorded until then, so later visits count
-    more. The watch need not be told where epochs begin: while samples are skipped, the weight grows
-    more slowly, and a skipped sample keeps its evidence. A training that resumes from
+    more. The watch does not need to know where epochs begin. While samples are skipped, the weight
+    grows more slowly, and a skipped sample keeps its evidence. A training that resumes from
     ``state_dict`` continues where it stopped. See ``Evidence``.
 
-    A watch cannot tell a second training from one that goes on, so make a new one for each
+    A watch cannot tell a second training from a continued one, so make a new watch for each
     training. With several ranks, each rank records its own batches, and ``merge`` adds the evidence
     of all.
 
@@ -76,13 +76,13 @@ class LabelWatch(Untraced):
     only the probabilities of the label and of the 16 strongest other classes, in 86 bytes per
     sample (118 with more than 32,767 classes). This memory is on the device of the logits. There,
     ranking takes another 60 to 90 bytes per pair of classes (up to 90 MB with 1,000 classes, 9 GB
-    with 10,000) and some 100 bytes per sample.
+    with 10,000) and about 100 bytes per sample.
 
     Args:
         num_samples: Number of samples N in the data set; indices are 0..N - 1.
         num_classes: Number of classes C; labels are 0..C - 1.
         process_group: The ``torch.distributed`` group whose ranks share the samples. By default,
-            the initialised world.
+            ``torch.distributed.group.WORLD``.
 
     Warns:
         UserWarning: With so many classes, ranking takes more than 32 GB.
@@ -146,8 +146,8 @@ class LabelWatch(Untraced):
         Raises:
             InputError: A shape or a type is wrong, the logits are probabilities, an index or a
                 label is out of range, the label of a sample has changed, or an earlier batch was
-                changed in place; a pruner records this watch; or this is called in a backward pass,
-                as by ``torch.utils.checkpoint``.
+                changed in place; a pruner records into this watch; or this is called in a backward
+                pass, as by ``torch.utils.checkpoint``.
             RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
         """
         if self.of_pruner:
@@ -178,9 +178,9 @@ class LabelWatch(Untraced):
         Returns:
             The indices of the samples, int64; their scores, float32; and suggestions, int64: the
             class that contradicts each label most. All have the shape (N,) and are on the CPU. The
-            score is the log odds that the label is wrong; as many scores are above 0 as labels are
-            estimated to be wrong. Samples that were never recorded come last, with the score -inf
-            and the suggestion -1.
+            score is the log odds that the label is wrong; the number of scores above 0 is the
+            estimated number of wrong labels. Samples that were never recorded come last, with the
+            score -inf and the suggestion -1.
 
         Raises:
             InputError: Nothing was recorded, something wrong was recorded, or the evidence of the
@@ -244,7 +244,7 @@ class LabelWatch(Untraced):
         return self._usable().labels.long().cpu()
 
     def num_suspects(self) -> int:
-        """Return how many of the first samples of ``suspects`` to call suspicious.
+        """Return how many samples at the head of ``suspects`` are suspicious.
 
         This is the estimate of the number of wrong labels that ``joint`` gives, rounded.
 
@@ -277,14 +277,14 @@ class LabelWatch(Untraced):
         """Say in plain words what follows from the evidence, one sentence each.
 
         The sentences say how many labels contradict what the network learned, and how far to trust
-        this number; which classes are confused; how many samples were learned; and which means of
-        saving steps fits best. They say no more than was measured (docs/results). The evidence is
-        not changed, so recording can go on.
+        this number; which classes are confused; how many samples were learned; and which way of
+        saving steps fits best. They go no further than our measurements (docs/results). The
+        evidence is not changed, so recording can go on.
 
         Args:
             names: The name of each class. By default, its number.
-            cost: The cost of the training on all data. By default, the cost of each means is given
-                as a share.
+            cost: The cost of the training on all data. By default, that of each way of saving is
+                given as a share.
 
         Raises:
             InputError: As for ``suspects``, or there are fewer names than classes.
@@ -308,17 +308,16 @@ class LabelWatch(Untraced):
         the keys a, k and d accept a suggestion, keep a label or drop a sample; u undoes, and n and
         p go on and back. Progress stays in the browser. A button writes ``labels.csv``, a table of
         all samples with the columns ``key``, ``index`` and ``label``, where the label ``drop``
-        leaves a sample out. It also leaves out samples whose label was not recorded and is not
-        given by the data set.
+        leaves a sample out. Samples whose label was not recorded and is not given by the data set
+        are left out, too.
 
         Args:
             path: The HTML file to write. An existing file is replaced.
             dataset: The data set whose samples are shown: ``dataset[index]`` for each suspect.
                 Without it, the page has no pictures and texts.
-            names: The name of each class, as a sequence or a dict by class number. By default, the
-                names that the data set has, or the data set of which it is a ``Subset`` (the
-                attribute ``classes``, or Hugging Face's column ``label``); without these, the class
-                numbers.
+            names: The name of each class, as a sequence or a dict by class number. By default,
+                those of the data set or, for a ``Subset``, of the whole data set (the attribute
+                ``classes``, or Hugging Face's column ``label``); without these, the class numbers.
             keys: A name for each sample, such as its path; shape (N,). By default, the attribute
                 ``keys`` of the data set or the paths of torchvision's ``ImageFolder``; without
                 these, the indices.
@@ -388,7 +387,7 @@ class LabelWatch(Untraced):
 
         Returns:
             The labels, int64, shape (N,), and the weighted mean of the softmax of each sample,
-            float32, shape (N, C), whose rows sum to one. Computing them takes some 10 bytes per
+            float32, shape (N, C), whose rows sum to one. Computing them takes about 10 bytes per
             class and sample: 10 kB per sample with 1,000 classes.
 
         Raises:

@@ -1,8 +1,8 @@
 """EpochLoop: what a training loop calls, which is the same for every pruner.
 
 A subclass says what an epoch trains on (``_choose``) and what is learned at its end (``_learn``).
-The state of the epoch is in ``EpochCycle``. What a loop can do wrong is in ``loop_checks``
-and ``loop_warnings``.
+The state of the epoch is in ``EpochCycle``. Mistakes of a loop are found in ``loop_checks`` and
+``loop_warnings``.
 """
 
 import copy
@@ -186,7 +186,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         return self._policy
 
     def number_by(self, digest: int) -> None:
-        """Declare that something else than a data set, such as a ``KeyIndex``, numbers the samples.
+        """Declare that something other than a data set numbers the samples, such as a ``KeyIndex``.
 
         Args:
             digest: A number that is the same for equal numberings. All ranks must give the same.
@@ -206,9 +206,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
         You may call this inside the loop over the epochs. While you keep the loader in a variable,
         its workers persist from epoch to epoch, and a call with the same arguments returns it
-        again, unless it is in the middle of an epoch. (Persistent workers see no change of the data
-        set between epochs: give ``persistent_workers=False`` if there are any.) The loader has this
-        pruner as its attribute ``pruner``, for functions that are given only the loader.
+        again, unless it is in the middle of an epoch. (Persistent workers do not see changes that
+        you make to the data set between epochs: give ``persistent_workers=False`` if you make any.)
+        Functions that are given only the loader find this pruner in its attribute ``pruner``.
 
         Args:
             dataset: Another data set with the same N samples. By default, that of the pruner.
@@ -373,7 +373,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         policies ignore this.
 
         On a CPU, losses and logits are kept for some steps without a copy: do not change them in
-        place. Everything else is copied, without synchronisation.
+        place. Everything else is copied, without waiting for the device.
 
         Args:
             index: The indices of the samples, integers, shape (B,): the first part of each batch.
@@ -429,7 +429,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._record(as_numbers("indices", index), losses, logits, labels)
 
     def end_epoch(self) -> None:
-        """End the current epoch: batch means, marks, one exchange, clear, add (Algorithm 1).
+        """End the current epoch: merge what the ranks recorded, and let the policy learn from it.
 
         A second call in the same epoch does nothing. All ranks must call this method.
 
@@ -455,7 +455,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def open_window(self) -> None:
         """Clear the counts at the end of the current epoch and begin a new window.
 
-        This is for learning rates that fall during training: call it on every rank in the epoch in
+        This is for learning rates that fall at unknown times: call it on every rank in the epoch in
         which a plateau scheduler reduces the rate.
 
         Raises:
@@ -607,9 +607,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             - ``suspects``: at most ten samples whose labels should be checked first: the first ones
               of ``watch.suspects`` if logits are recorded and the ranks have merged, or else of
               ``Policy.suspects``. Empty if the policy suspects none;
-            - ``advice``: sentences on which means of saving fits best and what each costs, based on
-              the evidence on the labels, or else on the losses that ``Adaptive`` has seen; see
-              ``LabelWatch.advice``. Empty if there are neither, or the ranks have not merged.
+            - ``advice``: sentences on which way of saving steps fits best and what each costs,
+              based on the evidence on the labels, or else on the losses that ``Adaptive`` has seen;
+              see ``LabelWatch.advice``. Empty if there is neither, or the ranks have not merged.
         """
         return self._report.summary(self.position.batches, self.steps_done, self.watch)
 

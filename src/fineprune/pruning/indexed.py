@@ -48,7 +48,7 @@ class Indexed(Dataset[tuple[int, Any]]):
             set.
 
     Raises:
-        TypeError: The data set is iterable-style, has no length, or is a dict with other keys than
+        TypeError: The data set is iterable-style, has no length, or is a dict with keys other than
             0 to N - 1.
     """
 

@@ -47,7 +47,8 @@ class PlanOptions:
     """The options of a policy. By default, all of them are off.
 
     Attributes:
-        anneal: The share of the last epochs, in [0, 1], that train all samples.
+        anneal: The share of the epochs, in [0, 1], that train all samples, at the end of the
+            training.
         rescale: Whether the losses are weighted so that the expected weighted sum over the kept
             samples is the sum over all samples. The mean weight is then above one, which raises the
             effective learning rate.

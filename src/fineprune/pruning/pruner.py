@@ -58,8 +58,8 @@ class Pruner(EpochLoop[EpochPlan]):
 
     A training loop iterates over ``pruner.epochs()``, reads its batches from ``pruner.loader()`` or
     from a loader over ``pruner.dataset`` with ``sampler=pruner.sampler``, and backpropagates
-    ``pruner.record(index, losses)``. Losses are only stored during an epoch; the counts change at
-    its end ([P] section 4, in the order select, train, clear, add).
+    ``pruner.record(index, losses)``. Losses are only stored during an epoch; the policy learns from
+    them at its end.
 
     Args:
         dataset_or_length: The map-style data set; or the number of samples N, for a loop that
@@ -67,21 +67,23 @@ class Pruner(EpochLoop[EpochPlan]):
         policy: The policy that chooses the samples. The pruner works on a copy of it that has
             learned nothing.
         labels: The class of each sample: integers, shape (N,), as a sequence, an array or a tensor;
-            -1 if it is unknown. By default, what the data set has as ``targets`` or ``labels``, or
-            as the second of two tensors. ``keep_per_class`` needs it, and ``Adaptive`` spares
-            classes by it that are not learned, if no logits are recorded.
+            -1 if it is unknown. By default, the data set's attribute ``targets`` or ``labels``, or
+            the second of the two tensors of a ``TensorDataset``. ``keep_per_class`` requires
+            labels. If no logits are recorded, ``Adaptive`` uses them to spare classes that are not
+            learned.
         seed: The seed of the order of the samples, as in ``DistributedSampler``, and of the random
             streams that break ties.
-        batch_size: Number of samples per batch and rank. If it is given, the number of samples of
-            an epoch that skips some is rounded up to whole batches on every rank.
+        batch_size: Number of samples per batch and rank. If it is given, an epoch that skips
+            samples is rounded up to whole batches on every rank.
         accumulation: Number of batches per optimizer step. A step must also be taken after the last
             batch of an epoch; see ``step_is_due``.
         drop_last: Whether the loader drops an incomplete last batch.
         num_replicas: Number of ranks that share the samples of an epoch. By default, the size of
             the process group.
-        rank: Number of this rank among them. By default, its rank in the process group. It is
+        rank: The rank of this process among them. By default, its rank in the process group. It is
             required if ``num_replicas`` is neither 1 nor the size of the group.
-        process_group: The group whose ranks merge their counts. By default, the initialised world.
+        process_group: The group whose ranks merge their counts. By default,
+            ``torch.distributed.group.WORLD``.
         all_gather: A function that takes an array and returns those of all ranks, such as
             ``hvd.allgather_object``, for frameworks without a torch process group. It requires
             ``num_replicas`` and ``rank``.
@@ -187,13 +189,13 @@ class Pruner(EpochLoop[EpochPlan]):
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Give the policy the learning rates of the training, before anything is recorded.
 
-        This is for schedulers that need the number of steps of the pruner, and so are made after
-        it. The scheduler and its optimizer are not changed: a copy is stepped.
+        This is for schedulers that are made after the pruner because they need its number of steps.
+        The scheduler and its optimizer are not changed: a copy is stepped.
 
         Args:
             rates: One number per epoch or step; a function of the progress in epochs, or of the
                 number of steps; or a torch learning-rate scheduler.
-            by: What the rates belong to: "epochs" or "steps".
+            by: What each rate belongs to: "epochs" or "steps".
 
         Raises:
             InputError: The policy takes no learning rates, the rates do not fit the training, or
@@ -350,12 +352,12 @@ class Pruner(EpochLoop[EpochPlan]):
         now, so its share of ``total_steps()`` stays the same.
 
         Warns:
-            RuntimeWarning: The labels are others than in the training that saved the state.
-            UserWarning: A step has another number of samples than in the state.
+            RuntimeWarning: The labels differ from those of the training that saved the state.
+            UserWarning: The number of samples per step differs from that of the state.
 
         Raises:
             InputError: The state has another version, comes from a run with another N, seed or
-                policy, or was taken in the middle of an epoch without ``synchronize()``; or this is
+                policy, or was saved in the middle of an epoch without ``synchronize()``; or this is
                 called inside the loop over the epochs.
         """
         self._checks.check_may_load()

@@ -1,4 +1,4 @@
-"""Formulas 2-7: how much a schedule will save, known before the training ([P] section 4.4)."""
+"""Formulas 2-7 of the paper: how much a schedule will save, known before the training."""
 
 import copy
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from fineprune.pruning.step_counts import BatchShape, StepCounts
 
 
 def closed_form_pruned_epochs(schedule: Schedule) -> int:
-    """Evaluate formula 3 as printed, or formula 4 if the window does not divide the epochs.
+    """Evaluate the paper's formula 3, or formula 4 if the window does not divide the epochs.
 
-    The result is for comparison only: the formulas hold the start constant and count every
-    remainder epoch as pruned, and their last term may be negative. For the exact number, see
+    The result is for comparison only: the formulas, as printed, hold the start constant and count
+    every remainder epoch as pruned, and their last term may be negative. For the exact number, see
     ``Schedule.pruned_epochs``.
 
     Raises:
@@ -39,7 +39,8 @@ class Savings:
         pruned_epochs: Number of epochs that skip samples.
         samples: Number of samples trained in all epochs together.
         samples_full: The same number if no epoch skips samples.
-        steps: Number of optimizer steps (formula 5, with fewer batches in pruned epochs).
+        steps: Number of optimizer steps (the paper's formula 5, with fewer batches in pruned
+            epochs).
         steps_full: The same number if no epoch skips samples.
         time: Predicted time in seconds (formula 6); None if no step time was given.
         time_full: The same time if no epoch skips samples (formula 2).

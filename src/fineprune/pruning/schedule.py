@@ -19,7 +19,7 @@ Attenuate = Literal["window", "epoch"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Says which epochs prune and when the counts are cleared ([P] section 4.3, Algorithm 2).
+    """Says which epochs prune and when the counts are cleared (the paper's Algorithm 2).
 
     Epoch ``e`` (counted from 1) prunes if ``position(e) >= start_e`` and ``e mod block < count``.
     The position is ``e mod window`` or, in general, the distance to the last boundary at or before
@@ -101,7 +101,7 @@ class Schedule:
         count: int = 1,
         attenuate: Attenuate = "window",
     ) -> "Schedule":
-        """Make the windows from the epochs after which the learning rate falls ([P] section 4.3).
+        """Make the windows from the epochs after which the learning rate falls.
 
         Each interval of length L between milestones is cut into m windows at ``round(j*L/m)``. The
         last interval ends with the training, with one exception: if the milestones are evenly

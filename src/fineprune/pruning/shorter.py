@@ -1,4 +1,4 @@
-"""The shorter schedule: save by training fewer epochs on all data, the control of every policy."""
+"""The shorter schedule: fewer epochs on all data, the control of every policy."""
 
 import itertools
 from collections.abc import Sized
@@ -11,13 +11,13 @@ from fineprune.pruning.plan_options import check_share
 def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> list[float]:
     """Return the learning rates of a shorter training on all data.
 
-    Rates that fall in steps lose epochs at the last rate until one is left there, then at the rate
-    before it, and so on; a warm-up before them stays as it is if epochs are left after it. Rates
-    that fall smoothly become ``peak * (1 - u**2)``, where u rises from 0 at the largest rate to 1
-    at the end; a warm-up is shortened in proportion. They may then add up to more than those of a
-    schedule that falls steeply, and restarts are lost. A constant rate stays so. On the first
-    10,000 images of CIFAR-10, these were the best schedules of equal cost that we tried, apart from
-    a larger rate.
+    If the rates fall in steps, epochs are removed from the last step until one is left, then from
+    the step before it, and so on; a warm-up stays as it is if epochs are left after it. If the
+    rates fall smoothly, the new rates are ``peak * (1 - u**2)``, where u rises from 0 at the
+    largest rate to 1 at the end; a warm-up is shortened in proportion. Their sum may exceed that of
+    the given rates if these fall steeply, and restarts are lost. A constant rate stays constant. On
+    the first 10,000 images of CIFAR-10, these were the best schedules of equal cost that we tried,
+    except that a larger rate was better still.
 
     Args:
         rates: The learning rate of each epoch of the full training: numbers, a function of the

@@ -167,8 +167,8 @@ class KeyIndex:
     def numbering(self) -> int:
         """Return a number that is equal for equal indices, and almost certainly not for others.
 
-        It is the same if the shards lie in other folders, because the nodes of a cluster may each
-        have a copy of them.
+        It does not depend on the folders of the shards, because each node of a cluster may have a
+        copy.
         """
         names = [name.rpartition("/")[2] for name in self.shards]
         digest = zlib.crc32("\0".join(names).encode("utf-8", "surrogateescape"))

@@ -142,7 +142,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
                 process, so that an epoch has exactly ``pruner.batches(epoch)`` of them.
             collate_fn: Your collate function, which receives the samples without their numbers.
                 With ``IndexedCollate(function, key="index")``, the batches are dicts that contain
-                the numbers. The default is that of torch.
+                the numbers. The default is torch's.
             options: Further keyword arguments of ``DataLoader``, such as ``prefetch_factor``.
 
         Raises:
@@ -152,7 +152,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         return StreamLoader(self, num_workers=num_workers, collate_fn=collate_fn, **options)
 
     def coverage(self) -> Coverage:
-        """Return how many kept samples the last epoch that began leaves out and repeats.
+        """Return how many kept samples the epoch that began last leaves out and repeats.
 
         The numbers are those of all ranks together. With one rank, they are 0, except for an
         incomplete batch that ``drop_last`` leaves out.

@@ -40,8 +40,8 @@ class Coverage:
 
     Attributes:
         missed: Number of kept samples that no rank trains.
-        repeated: Number of samples that are trained in addition, because a rank has fewer samples
-            than it has to train.
+        repeated: Number of samples that are trained again, because a rank has fewer samples than it
+            must train.
     """
 
     missed: int

@@ -1,4 +1,4 @@
-"""StreamLoader: makes batches of a pruned stream, exactly as many as the pruner counts with."""
+"""StreamLoader: makes exactly as many batches of a pruned stream as the pruner expects."""
 
 import io
 import math

@@ -9,8 +9,8 @@ In ``training_step``, ``record`` replaces the mean of the losses::
 
     return record(self, F.cross_entropy(self(x), y, reduction="none"))
 
-Your loader keeps its batches: the callback replaces the sampler, and keeps the indices of each
-batch from the module. Lightning reads the length of the loader again before each epoch, because the
+Your loader keeps its batches: the callback replaces the sampler, and removes the indices before the
+module sees a batch. Lightning reads the length of the loader again before each epoch, because the
 progress bar and the time of the validation depend on it.
 
 Lightning has no public hook for a loader that is given to ``fit``. The callback therefore uses the

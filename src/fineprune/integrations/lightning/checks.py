@@ -107,7 +107,7 @@ def check_epochs(trainer: pl.Trainer, policy: Policy) -> None:
 def check_same_steps(trainer: pl.Trainer, pruner: Pruner, state: dict[str, Any]) -> None:
     """Raise InputError if a scheduler would go on counting steps of another size.
 
-    Lightning restores its count, and all of OneCycleLR, so that one made anew changes nothing.
+    Lightning restores its count, and all of OneCycleLR, so making a new scheduler changes nothing.
     """
     if "shape" not in state:  # The pruner will say so.
         return

@@ -52,7 +52,7 @@ class DataPruning(pl.Callback):
         policy: The policy that chooses the samples of each epoch.
         seed: The seed of the order of the samples. By default, the seed of the loader's
             ``DistributedSampler``, or else that of ``seed_everything``, or else 0. With two or more
-            ranks, this default gives the order that Lightning alone has.
+            ranks, this default gives the order of Lightning without pruning.
         labels: The class of each sample, as for ``Pruner``; by default, those of the data set.
 
     Raises:

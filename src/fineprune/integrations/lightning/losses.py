@@ -17,8 +17,8 @@ def record(
 
     Outside the training, and in a ``Trainer`` without pruning, this only returns the mean of the
     losses, so training and validation may share a step that calls it. If you also give logits and
-    labels, the training is watched for wrong labels: see ``DataPruning.pruner.watch``. The policy
-    ``fp.FullData`` does nothing else.
+    labels, the training is watched for wrong labels: see ``DataPruning.pruner.watch``. With the
+    policy ``fp.FullData``, this is all that happens.
 
     Args:
         module: The module whose step calls this: ``self``.
@@ -27,7 +27,7 @@ def record(
         labels: Their labels, required with ``logits``; integers, shape (B,).
 
     Returns:
-        The mean of the losses, shape (); of the weighted losses if the policy has weights.
+        The mean of the losses, weighted if the policy has weights; shape ().
 
     Raises:
         InputError: A shape or a type is wrong, or the losses of this batch were recorded already.

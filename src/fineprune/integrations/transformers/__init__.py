@@ -10,7 +10,7 @@ The model's own loss is backpropagated, so a policy that skips nothing gives the
 outputs of the same forward pass.
 
 A callback cannot change the sampler, the loss or the number of steps, so methods of the ``Trainer``
-are overridden. Some of them are private; ``checks.OVERRIDDEN`` names them.
+are overridden. Some of them are private; ``checks.OVERRIDDEN`` lists them.
 """
 
 from fineprune.errors import InputError

@@ -114,7 +114,7 @@ class LossRecording(_Base):
         return self.pruner.record(self._index, losses, logits, labels)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Train a batch, whose indices are kept from the model."""
+        """Train a batch, after removing its indices from the inputs of the model."""
         if INDEX not in inputs:
             raise InputError(
                 f"expected batches with the indices of their samples, got one without: "

@@ -1,7 +1,7 @@
 """The loss of each sample, from the outputs of a ``transformers`` model and its labels.
 
-A model of ``transformers`` returns the loss of the batch only. The pruning needs the loss of every
-sample, so it is computed once more from the logits.
+A model of ``transformers`` returns the loss of the batch only. Pruning needs the loss of every
+sample, so the losses are computed once more from the logits.
 """
 
 import inspect
@@ -36,10 +36,10 @@ _TOKENS = (ForCausalLMLoss, ForMaskedLMLoss, ForTokenClassification)
 def for_model(model: Any, label_name: str) -> SampleLosses:
     """Return the function that computes the losses of the samples of a model.
 
-    Known are models for sequence, image, audio and video classification, and for token losses
-    (causal and masked language models, sequence-to-sequence models, token classification). The
-    loss of a sample with several tokens is the mean over the tokens that have a label. The model is
-    not wrapped.
+    This covers models for sequence, image, audio and video classification, and for token losses
+    (causal and masked language models, sequence-to-sequence models, token classification). The loss
+    of a sample with several tokens is the mean over the tokens that have a label. The model is not
+    wrapped.
 
     Raises:
         InputError: The losses of such a model are not known here.

@@ -50,8 +50,8 @@ class PruningMixin(LossRecording, PlannedEpochs):
         InputError: An argument of the training would undo the pruning, or the pruner does not fit.
 
     Warns:
-        UserWarning: The trainer has dropped or packed samples of the given data set, as those of
-            TRL may, so the indices of the pruner refer to the attribute ``train_dataset``.
+        UserWarning: The trainer has dropped or packed samples of the given data set, as TRL's
+            trainers may, so the indices of the pruner refer to the attribute ``train_dataset``.
     """
 
     def __init__(

@@ -61,22 +61,22 @@ class Adaptive(BudgetedPolicy):
        anything was learned. Once most samples are learned, samples whose average loss is above
        chance are skipped, too. If logits are recorded, so are samples whose labels are confused
        with another class (``Ranking.confused``), because consistent mistakes have small losses. In
-       each epoch, a share of the skipped samples is trained all the same, so that a loss below
-       chance can clear them; if rule 2 shortens the epoch, proportionally fewer are.
+       each epoch, a share of the skipped samples is trained anyway, so that a loss below chance can
+       clear them; if rule 2 shortens the epoch, the share shrinks in proportion.
 
        If labels are wrong, most of the skipped samples are wrongly labelled. If all labels are
        correct, only a few samples stay above chance for ``patience`` epochs, and these are hard
-       samples that are worth training. So none is skipped for its loss unless there are at least
-       ``evidence`` of all samples. None is skipped as confused unless there are as many of these
-       and mistakes were consistent in three epochs in a row. If you know that labels are wrong, set
-       ``suspects_after``: the suspects of the ranking are then skipped without waiting for
-       consistent mistakes.
+       samples that are worth training. So none is skipped for its loss unless at least the share
+       ``evidence`` of all samples is above chance for that long. None is skipped as confused unless
+       at least the same share is confused and mistakes were consistent in three epochs in a row. If
+       you know that labels are wrong, set ``suspects_after``: the suspects of the ranking are then
+       skipped without waiting for consistent mistakes.
 
-       A class that is not learned looks wrong as a whole, such as a small one while predicting the
-       large ones costs less. If the labels are known, because logits are recorded or the pruner was
-       given them, no sample of a class is therefore skipped for its loss while more than half of
-       them would be, and 1.5 times the share of the others. In such an epoch, none is skipped as
-       confused either, unless ``suspects_after`` is set.
+       A class that is not learned looks wrong as a whole, such as a small class while the network
+       predicts only the large ones. If the labels are known (logits are recorded, or the pruner was
+       given labels), such a class is spared: none of its samples is skipped for its loss while more
+       than half of them would be, and more than 1.5 times the share of the other classes. In such
+       an epoch, no sample is skipped as confused either, unless ``suspects_after`` is set.
     2. *The rest of the budget is saved where the learning rate is small.* If the rate falls in
        steps, an epoch keeps a number of samples in proportion to its rate. If the rate falls
        smoothly, epochs are shortened so that the rate, as a function of the steps, falls as
@@ -98,22 +98,22 @@ class Adaptive(BudgetedPolicy):
         patience: The number of consecutive epochs with a loss above chance after which a sample is
             skipped; no sample is skipped as confused before this many epochs either. With 0, no
             sample is skipped for its losses or its label.
-        returning: The share of the contradicting samples that is trained per epoch all the same.
+        returning: The share of the contradicting samples that each epoch trains anyway.
         evidence: The share of all samples that must stay above chance for ``patience`` epochs, or
             be suspects of ``earlier``, before any is skipped for its losses. The same share must be
             confused, or suspects of ``suspects_after``, before any is skipped for its label.
-        earlier: The ``LabelWatch`` of an earlier training on the same samples and labels. Its
-            suspects are skipped from the first epoch on, as far as these are clear
-            (``Ranking.to_skip_again``). If none is, which a warning says, this training finds
-            samples by their losses, as without an earlier one. Otherwise, it skips those that it
-            finds only if wrong labels can be memorised: if the earlier training has learned the
-            other samples (``Ranking.learned``), or if this one makes more passes over the data. It
-            never does if mistakes are in few pairs of classes (``Ranking.confused``).
-        suspects_after: The number of epochs after which samples with a positive score in the
-            ranking of the labels are skipped, which are as many as labels are estimated to be
-            wrong, except in classes that are not learned or are rare (``Ranking.to_skip``). Epochs
-            in which hardly anything was learned change nothing. The training loop must record
-            logits. By default, only confused samples are skipped.
+        earlier: The ``LabelWatch`` of an earlier training on the same samples and labels. Its clear
+            suspects (``Ranking.to_skip_again``) are skipped from the first epoch on. If none is
+            clear, a warning says so, and this training finds samples by their losses, as without an
+            earlier one. Otherwise, it skips samples for their losses only if wrong labels can be
+            memorised: if the earlier training has learned the other samples (``Ranking.learned``),
+            or if this one makes more passes over the data, and never if mistakes are in few pairs
+            of classes (``Ranking.confused``).
+        suspects_after: The number of epochs after which all suspects are skipped, except in classes
+            that are not learned or are rare (``Ranking.to_skip``). Suspects are the samples with a
+            positive score in the ranking of the labels, as many as labels are estimated to be
+            wrong. Epochs in which hardly anything was learned change nothing. The training loop
+            must record logits. By default, only confused samples are skipped.
         chance: The loss of an untrained network, such as ``math.log(classes)``. By default, it is
             the mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
@@ -308,7 +308,7 @@ class Adaptive(BudgetedPolicy):
         return self._number_contradicting() if known else None
 
     def advice(self, epochs: int, cost: FullCost) -> list[str]:
-        """Say which means of saving fits best, based on the contradicting samples."""
+        """Say which way of saving steps fits best, based on the contradicting samples."""
         if not 0 < self.patience <= epochs or self._chance == math.inf:
             return []
         found = self._number_contradicting()

@@ -28,7 +28,8 @@ _MOST_SKIPPED = 0.5
 
 
 class FinePruning(ScheduledPolicy):
-    """Data fine-pruning ([P] sections 4.2 and 4.3, Algorithms 1 and 2).
+    """Data fine-pruning (Li, He, Ren and Mao, "Data Fine-pruning: A Simple Way to Accelerate Neural
+    Network Training", NPC 2018; called the paper here).
 
     Args:
         schedule: The ``Schedule``, which says which epochs prune and when the counts are cleared.

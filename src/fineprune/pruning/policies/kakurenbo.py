@@ -25,7 +25,7 @@ class Kakurenbo(LastLosses):
     Each epoch hides the samples with the lowest losses, at most ``prune`` of all samples, and only
     samples that are predicted correctly with at least the given confidence. At the end of the
     epoch, the losses of the hidden samples are computed again: see ``Pruner.to_rescore``. From 30,
-    60 and 80 % of the epochs on, the largest number is multiplied by 0.8, 0.6 and 0.4.
+    60 and 80 % of the epochs on, this limit is multiplied by 0.8, 0.6 and 0.4.
 
     The confidence of a correct prediction is ``exp(-loss)``, so the losses must be cross-entropies
     without label smoothing. The number of hidden samples is reduced so that an epoch trains whole
@@ -38,8 +38,7 @@ class Kakurenbo(LastLosses):
 
     Args:
         epochs: Number of training epochs.
-        prune: The largest share of the samples to hide, in [0, 1), or their largest number as an
-            int.
+        prune: The largest share of the samples to hide, in [0, 1), or the largest number as an int.
         confidence: The smallest probability of its class with which a sample may be hidden, in
             (0.5, 1]. At 0.5 or below, the prediction could be wrong.
         options: The options of every policy; see ``PlanOptions``.

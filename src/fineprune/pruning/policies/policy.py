@@ -93,7 +93,7 @@ class Policy(ABC):
 
     @property
     def uses_labels(self) -> bool:
-        """Whether anything depends on the label of each sample, apart from recorded ones."""
+        """Whether the policy or an option depends on labels that are given before the training."""
         known = self.known_labels is not None
         return self.needs_ranking or known or self.plan_options.keep_per_class > 0
 
@@ -325,7 +325,7 @@ class Policy(ABC):
         return None
 
     def advice(self, epochs: int, cost: FullCost) -> list[str]:
-        """Return sentences on which means of saving fits best, if what was learned tells.
+        """Return sentences on which way of saving steps fits best, if the policy can tell.
 
         Args:
             epochs: The number of epochs that were trained.

@@ -20,11 +20,10 @@ class ProgressiveDropout(LastLosses):
     """Progressive Data Dropout (Sathiyanarayanan et al., "Progressive Data Dropout: An
     Embarrassingly Simple Approach to Faster Training", NeurIPS 2025).
 
-    There are three forms. All of them train at least one optimizer step, and round up to whole
-    ones.
+    There are three forms. In each, an epoch trains at least one optimizer step, and whole steps.
 
-    - ``difficulty``: Each epoch trains the samples whose class has a probability below
-      ``threshold``. This probability is ``exp(-loss)``, so the losses must be cross-entropies
+    - ``difficulty``: Each epoch trains the samples whose label is predicted with a probability
+      below ``threshold``. This probability is ``exp(-loss)``, so the losses must be cross-entropies
       without label smoothing. Samples without a finite loss are trained. The losses of skipped
       samples are needed, too: see ``Pruner.to_rescore``.
     - ``scalar``: Epoch e, counted from 0, trains ``N * decay**e`` random samples. No losses are
@@ -35,7 +34,8 @@ class ProgressiveDropout(LastLosses):
     Args:
         epochs: Number of training epochs.
         form: The form: "difficulty", "scalar" or "schedule-matched".
-        threshold: The probability of its class, in (0, 1], below which a sample is trained.
+        threshold: The predicted probability of its label, in (0, 1], below which a sample is
+            trained.
         decay: The factor, in (0, 1), by which the number of samples falls per epoch.
         options: The options of every policy; see ``PlanOptions``. By default, ``anneal`` is
             ``1 / epochs``: the last epoch trains all samples.

@@ -26,12 +26,12 @@ _SURELY_SORTED = 20
 
 
 class Ranked(BudgetedPolicy):
-    """Save a given share of the optimizer steps by the scores of an earlier training.
+    """Save a given share of the optimizer steps, based on the scores of an earlier training.
 
     The samples with the highest scores are the suspects. They are skipped from the first epoch on,
     except for the share ``returning``: in each epoch, other suspects are trained until all had
     their turn, and proportionally fewer in an epoch that is shortened further. The rest of the
-    budget is saved as by ``Adaptive``: epochs with a small learning rate are shortened, and choose
+    budget is saved as in ``Adaptive``: epochs with a small learning rate are shortened, and choose
     among the other samples at random, without repeats until all were chosen. If there are more
     suspects than the budget skips, those with the smallest scores are trained.
 
@@ -47,10 +47,10 @@ class Ranked(BudgetedPolicy):
         rates: The learning rate of each epoch, as for ``Adaptive``. The default is a constant rate.
         suspects: The number of suspects: a share in [0, 1), or a whole number below N. The default
             is the number of suspects of the ``LabelWatch`` that are clear
-            (``Ranking.to_skip_again``); with other scores, it is required. Suspects of classes that
-            this training has not learned, or that are rare, are none (``Ranking.to_skip``); to skip
-            them, too, give ``watch.scores()``.
-        returning: The share of the suspects that is trained per epoch all the same.
+            (``Ranking.to_skip_again``); with other scores, it is required. Samples of classes that
+            the other training has not learned, or that are rare, do not count as suspects
+            (``Ranking.to_skip``); to skip these, too, give ``watch.scores()``.
+        returning: The share of the suspects that each epoch trains anyway.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
             part of the budget, so the other epochs are shortened more.
 

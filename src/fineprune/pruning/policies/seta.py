@@ -33,7 +33,8 @@ class SeTa(LastLosses):
         prune: The share of the samples, in [0, 1), that is dropped at random.
         groups: The number of groups.
         width: The share of the groups, in (0, 1], that the window contains.
-        final: The share of the last epochs, in [0, 1], that train all groups.
+        final: The share of the epochs, in [0, 1], that train all groups, at the end of the
+            training.
         options: The options of every policy; see ``PlanOptions``.
 
     Raises:

@@ -49,7 +49,7 @@ class ShardedPruner(EpochLoop[Share]):
 
     The training loop is that of ``Pruner``. The following calls exchange data, so all ranks must
     make them at the same time: the constructor, ``set_epoch``, ``start_epoch``, each pass of the
-    loop over ``epochs()``, ``end_epoch``, ``synchronize``, ``load_state_dict`` and, once in a
+    loop over ``epochs()``, ``end_epoch``, ``synchronize``, ``load_state_dict`` and, once per
     million losses, ``record``. Epochs may be left out, but not repeated.
 
     Args:
@@ -60,7 +60,8 @@ class ShardedPruner(EpochLoop[Share]):
         batch_size: Number of samples per batch and rank.
         accumulation: Number of batches per optimizer step.
         drop_last: Whether an incomplete last batch is dropped.
-        process_group: The group whose ranks share the samples. By default, the initialised world.
+        process_group: The group whose ranks share the samples. By default,
+            ``torch.distributed.group.WORLD``.
 
     Attributes:
         sampler: The sampler of this rank.
@@ -190,9 +191,9 @@ class ShardedPruner(EpochLoop[Share]):
         Raises:
             InputError: The state has another version; it comes from another rank, or from a run
                 with another N, seed, policy or number of ranks; it was saved in the middle of an
-                epoch that kept another number of samples, because the batch size was different; the
-                ranks saved their states after different batches; or this is called inside the loop
-                over the epochs.
+                epoch that kept a different number of samples, because the batch size was different;
+                the ranks saved their states after different batches; or this is called inside the
+                loop over the epochs.
         """
         self._checks.check_may_load()
         remedy = (

@@ -55,27 +55,28 @@ class DataSettings:
 
     Attributes:
         name: The dataset: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``synthetic``
-            (generated images, for benchmarks), ``images`` (files, which are read while the training
-            needs them), or ``module:attribute``, a user-defined function
-            that returns a training and a test dataset (map-style, with items ``(x, y)``). It may
-            also return the training samples without random transforms as a third dataset.
+            (generated images, for benchmarks), ``images`` (image files, read as they are needed),
+            or ``module:attribute``, a user-defined function that returns a training and a test
+            dataset (map-style, with items ``(x, y)``). It may also return the training samples
+            without random transforms as a third dataset.
         train: The training images of ``images``: a folder with one folder per class, a list of
             files (``.csv``, ``.parquet`` or ``.txt``), or tar shards.
-        test: The test images of ``images``, likewise; None only with ``validation``.
+        test: The test images of ``images``, likewise; None is allowed only with ``validation``.
         dir: The folder of the CIFAR files.
         download: Whether to download the CIFAR archive if it is not in ``dir``.
         train_size: The number of training images. With ``digits``, all other images are for
             testing; with ``synthetic``, this many are generated; the default is 1024 for both, and
-            ``validation`` is held out of this number. With CIFAR, the images that ``validation``
-            does not hold out are used in their order up to this number; with ``images``, this many
-            of them are drawn, always the same ones. None for all of them.
+            ``validation`` is held out of this number. With CIFAR, these are the first images that
+            ``validation`` does not hold out; with ``images``, this many of those are drawn at
+            random, always the same ones. None for all of them.
         image_size: The height and width of synthetic images, in pixels (32 by default), and of the
             square to which image files are cropped and resized (224 by default).
         resize: The length to which the shorter side of image files is scaled, in pixels, before a
             square of ``image_size`` is cut out in the centre (evaluation) or with
             ``crop = "crop"``; None for ``image_size * 256 / 224``.
         crop: How training images are cut out of image files: ``random-resized``, a part of random
-            area and ratio, or ``crop``, a square at a random position. None for ``random-resized``.
+            area and aspect ratio, or ``crop``, a square at a random position. None for
+            ``random-resized``.
         broken_limit: The largest share of image files that may be broken before the run ends; None
             for 0.01. Unless the share is 0, one file may always be broken.
         validation: The number of training images to hold out. If it is above 0, evaluation uses
@@ -87,7 +88,7 @@ class DataSettings:
             ones in ``labels`` are known; None if the true labels are not known.
         label_noise: The share of the training labels that are replaced by wrong ones, in [0, 1].
         label_noise_map: The classes whose labels are replaced, and by which class: texts
-            ``from->to`` with names or numbers of classes. ``label_noise`` then is the share within
+            ``from->to`` with names or numbers of classes. ``label_noise`` is then the share within
             each of these classes. None to replace labels of all classes by any other class.
         label_noise_seed: The seed of the wrong labels, which do not depend on the run's seed.
         crop_padding: The padding of the random crop, in pixels; None for the dataset's default.

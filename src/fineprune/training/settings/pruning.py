@@ -20,7 +20,7 @@ from fineprune.training.policies import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PruningSettings:
-    """Which samples are skipped, and in which epochs ([P] Algorithms 1 and 2).
+    """Which samples are skipped, and in which epochs.
 
     Either all windows have the same length (``window``, with ``start`` in epochs), or they are made
     from the learning rate's milestones (``windows_per_interval``, with ``start`` as a fraction of

@@ -43,7 +43,7 @@ class TrainingSettings:
         ema: The decay of a moving average of the weights, in (0, 1), which is evaluated in place of
             the weights; None for no average.
         evaluate_every: The number of epochs between two evaluations.
-        evaluate_last: The number of last epochs of which each is evaluated.
+        evaluate_last: The number of epochs at the end of the training that are all evaluated.
     """
 
     epochs: int = 200
