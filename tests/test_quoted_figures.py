@@ -1065,7 +1065,7 @@ def quotes():
     )
     yield (
         SPEED,
-        "A selection over 100 million samples takes {} s, and {} MB in addition",
+        "Selecting among 100 million samples takes {} s, and {} MB in addition",
         [cell.strip(" |") for cell in cells("overhead.md", "all equal")[1:]],
     )
     ratios = {
