@@ -264,10 +264,10 @@ def wide_on_a_gpu():
         number, *shares = found("asym", arm)
         yield GPU, words, (*shares, number)
     _, *shares = found("wrong", "full")
-    words = "{:.0f} % of the suspects had a wrong label, and these were {:.0f} % of the wrong ones"
+    words = "the suspects had a precision of {:.0f} % and a recall of {:.0f} %"
     yield README, words, shares
     _, *shares = found("asym", "full")
-    words = "it was {:.0f} % of the suspects, but only {:.0f} % of the wrong ones, because"
+    words = "the precision was {:.0f} %, but the recall only {:.0f} %, because"
     yield README, words, shares
 
 
@@ -451,7 +451,7 @@ def began_with_suspects():
     yield ADVICE, words + f"{other} with a thin", gained
     for page, first in ((README, "its first training"), (LABELS, "it")):
         yield page, f"the ResNet-9 was {other} points below {first}", beside("correct")
-    words = f"it was {other} points above it, and {other} above [`fp.shorter`]"
+    words = f"the second one was {other} points above it, and {other} above [`fp.shorter`]"
     yield README, words, (*beside("long"), *shorter["long"])
     yield LABELS, f"it was {other} points above a shorter schedule", shorter["long"]
     yield LABELS, f"and {other} above it with mistakes of a weaker network", shorter["weaker"]
@@ -1067,7 +1067,7 @@ def quotes():
     )
     yield (
         SPEED,
-        "A selection over 100 million samples takes {} s, and {} MB in addition",
+        "Selecting among 100 million samples takes {} s, and {} MB in addition",
         [cell.strip(" |") for cell in cells("overhead.md", "all equal")[1:]],
     )
     ratios = {
