@@ -22,7 +22,7 @@ from fineprune.cli.train import train
 app = typer.Typer(
     name="fineprune",
     cls=Verbs,
-    help="Find wrong labels while a classifier trains, and save part of a training by skipping "
+    help="Find wrong labels while a classifier trains, and save part of the training by skipping "
     "samples.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
