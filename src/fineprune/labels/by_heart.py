@@ -1,7 +1,7 @@
-"""What a network has learned by heart: wrong labels that it answers as they are labelled by now.
+"""Labels that a network has memorised, the wrong ones included.
 
-Then nothing in the shares of the classes contradicts them any more, and what tells them is how
-often, and for how long, the network answered otherwise before.
+The shares of the classes then no longer contradict the wrong ones. What tells them from the right
+ones is how often, and for how long, the network answered otherwise before.
 """
 
 import math
@@ -11,8 +11,8 @@ from torch import Tensor
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.mistakes import nth_of_class
 
-# The share of the samples that are answered as they are labelled from which on a network begins to
-# have learned its labels by heart, and from which on it has. Both are smaller by up to the last
+# From the first share of samples that are answered as they are labelled, a network begins to have
+# learned its labels by heart; from the second one on, it has. Both are smaller by up to the last
 # number if the rates of the mistakes say nothing of single ones.
 _BEGINS_BY_HEART, _BY_HEART, _EARLIER = 0.95, 0.98, 0.05
 

@@ -5,9 +5,9 @@ from torch import Tensor
 # A class with fewer samples than this part of the mean of all classes is rare.
 _RARE = 0.5
 
-# Beside the samples that look wrong of a class that was not learned, so many times the share of the
-# other classes are, or nearly all, and they are at least so many: a few samples with wrong labels
-# are no class (docs/results/adaptive.md, "Small classes").
+# In a class that was not learned, the share of samples that look wrong is at least so many times
+# that of the other classes, or nearly all look wrong. It has at least so many samples, since a few
+# with wrong labels tell nothing of a class (docs/results/adaptive.md, "Small classes").
 _BESIDE_OTHERS, _NEARLY_ALL, _FEWEST = 1.5, 0.95, 5
 
 
