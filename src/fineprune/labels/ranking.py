@@ -29,7 +29,8 @@ class k in the evidence on a sample with the label y. Then
   correct labels, it estimates fewer, at the latest one epoch after most samples are learned.
 - The other samples, which are no suspects, are learned if their labels have more than half of the
   evidence, on average; with half of the labels wrong, where no label has, if the network is
-  ``settled``. Then, some wrong labels may have been learned, too, and are among them.
+  settled: it answered them, and those of classes that were not learned, as they are labelled in
+  most visits. Then, some wrong labels may have been learned, too, and are among them.
 """
 
 import math
@@ -101,6 +102,8 @@ class Ranking:
         near_zero: The share of the recorded samples whose mean loss is near zero.
         agreed: The share of the visits of each sample in which the network answered it as it is
             labelled; float32, shape (N,). NaN for a sample that was never recorded.
+        unlearned: Which samples belong to classes that were not learned, most of which are
+            suspects; bool, shape (N,).
     """
 
     labels: Tensor
@@ -116,20 +119,12 @@ class Ranking:
     visits: int
     near_zero: float
     agreed: Tensor
+    unlearned: Tensor
 
     @property
     def num_suspects(self) -> int:
         """The estimated number of wrong labels, rounded."""
         return round(num_wrong(self.joint))
-
-    @property
-    def unlearned(self) -> Tensor:
-        """Which samples belong to classes that were not learned, most of which are suspects.
-
-        Returns:
-            bool, shape (N,).
-        """
-        return of_unlearned_classes(self.labels, self.scores > 0, _NOT_LEARNED)
 
     @property
     def to_skip(self) -> Tensor:
@@ -228,7 +223,9 @@ def rank(evidence: Evidence) -> Ranking:
     uncertain = float(near_zero) < _FEW_NEAR_ZERO and share_answered < _FEW_ANSWERED
     agreed = evidence.agreed / evidence.visits
     suspects = scores > 0
-    well = mistakes.unlearned == 0 and settled(agreed, labels, suspects)
+    unlearned = of_unlearned_classes(labels, suspects, _NOT_LEARNED)
+    rest = agreed[known & (~suspects | unlearned)]
+    settled = mistakes.unlearned == 0 and float(rest.mean()) > _SETTLED
     return Ranking(
         labels,
         scores,
@@ -236,29 +233,15 @@ def rank(evidence: Evidence) -> Ranking:
         joint,
         confused,
         consistent=consistent,
-        learned=well if uncertain else float(own[known & ~suspects].mean()) > 1 / 2,
-        learned_little=uncertain and not well,
+        learned=settled if uncertain else float(own[known & ~suspects].mean()) > 1 / 2,
+        learned_little=uncertain and not settled,
         answered=share_answered,
         by_heart=heart == 1,
         visits=round(float(evidence.visits[known].float().mean())),
         near_zero=float(near_zero),
         agreed=agreed,
+        unlearned=unlearned,
     )
-
-
-def settled(agreed: Tensor, labels: Tensor, suspects: Tensor) -> bool:
-    """Return whether a network answered most samples that are no suspects as they are labelled.
-
-    Suspects of classes that were not learned count as well.
-
-    Args:
-        agreed: The share of the visits of each sample in which it was answered so; shape (N,).
-        labels: The labels; int64, shape (N,), -1 if unknown.
-        suspects: Which samples are suspects; bool, shape (N,).
-    """
-    unlearned = of_unlearned_classes(labels, suspects, _NOT_LEARNED)
-    counted = (labels >= 0) & (~suspects | unlearned)
-    return float(agreed[counted].mean()) > _SETTLED
 
 
 def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:

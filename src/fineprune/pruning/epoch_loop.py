@@ -431,6 +431,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def end_epoch(self) -> None:
         """End the current epoch: merge what the ranks recorded, and let the policy learn from it.
 
+        With ``FinePruning``, this is the end of an epoch in Algorithm 1 of Li et al., NPC 2018.
+
         A second call in the same epoch does nothing. All ranks must call this method.
 
         Warns:
@@ -455,8 +457,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def open_window(self) -> None:
         """Clear the counts at the end of the current epoch and begin a new window.
 
-        This is for learning rates that fall at unknown times: call it on every rank in the epoch in
-        which a plateau scheduler reduces the rate.
+        This is for learning rates that fall at times not known in advance: call it on every rank in
+        the epoch in which a plateau scheduler reduces the rate.
 
         Raises:
             InputError: The epoch has ended, or the policy has no windows.

@@ -59,7 +59,7 @@ class Pruner(EpochLoop[EpochPlan]):
     A training loop iterates over ``pruner.epochs()``, reads its batches from ``pruner.loader()`` or
     from a loader over ``pruner.dataset`` with ``sampler=pruner.sampler``, and backpropagates
     ``pruner.record(index, losses)``. Losses are only stored during an epoch; the policy learns from
-    them at its end.
+    them at its end, with ``FinePruning`` as in Li et al., NPC 2018, section 4.
 
     Args:
         dataset_or_length: The map-style data set; or the number of samples N, for a loop that

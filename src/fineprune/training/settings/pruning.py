@@ -20,7 +20,7 @@ from fineprune.training.policies import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PruningSettings:
-    """Which samples are skipped, and in which epochs.
+    """Which samples are skipped, and in which epochs (Algorithms 1 and 2 of Li et al., NPC 2018).
 
     Either all windows have the same length (``window``, with ``start`` in epochs), or they are made
     from the learning rate's milestones (``windows_per_interval``, with ``start`` as a fraction of
