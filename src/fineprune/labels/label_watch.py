@@ -253,6 +253,26 @@ class LabelWatch(Untraced):
         """
         return self.ranking().num_suspects
 
+    def without_suspects(self) -> list[int]:
+        """Return the samples that are no suspects, for a second training without the others::
+
+            clean = torch.utils.data.Subset(train_set, watch.without_suspects())
+
+        Returns:
+            Indices in ascending order, of the type that ``Subset`` takes. A sample that was never
+            recorded is no suspect.
+
+        Raises:
+            InputError: As for ``suspects``, or all samples are suspects.
+        """
+        left = (self.scores() <= 0).nonzero()[:, 0].tolist()
+        if not left:
+            raise InputError(
+                f"expected samples without suspicion, got {self.num_samples} suspects: watch a "
+                f"longer training"
+            )
+        return left
+
     def joint(self) -> Tensor:
         """Estimate how many labels are wrong, for each pair of classes.
 
