@@ -19,7 +19,7 @@ from fineprune.cli.options import (
 )
 from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError, check_at_least, check_positive
-from fineprune.inspection.inspected import advice_for
+from fineprune.inspection.inspected import facts_of_run
 from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY
 from fineprune.runs.run import read_run
 from fineprune.training.forecast import forecast, known_training_samples
@@ -69,7 +69,7 @@ def plan(
 
     Example: fineprune plan training.epochs=40 training.milestones='[12,24,32]' --save 0.35
 
-    For a finished run, say which way of saving steps fits best, given the evidence on its labels.
+    For a finished run, say what the evidence says of its labels.
 
     Example: fineprune plan runs/quick-fine-pruning
     """
@@ -93,8 +93,8 @@ def plan(
                 f"with {' and '.join(given)}: leave them out, since its recipe says how it was "
                 f"trained"
             )
-        advice = advice_for(read_run(file))
-        told = [json.dumps({"run": str(file), "advice": advice})] if as_json else advice
+        facts = facts_of_run(read_run(file))
+        told = [json.dumps({"run": str(file), "facts": facts})] if as_json else facts
         typer.echo("\n".join(told))
         return
     if samples is not None:

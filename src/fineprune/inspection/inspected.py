@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
-from fineprune.labels.advice import FullCost
+
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.runs.history import (
     History,
@@ -65,22 +65,12 @@ class Inspected:
         return np.asarray((~self.history.trained[pruned]).sum(axis=0), dtype=np.int64)
 
 
-def advice_for(run: Run) -> list[str]:
-    """Return sentences on which way of saving steps fits best, by the evidence of a finished run.
-
-    The cost on all data is computed from the epochs of the run that trained all samples.
-    """
+def facts_of_run(run: Run) -> list[str]:
+    """Return sentences on what the evidence of a finished run says of its labels."""
     summary = run.summary
-    watch = needed_evidence(run.path, summary.train_samples, "to give advice")
-    full = [line["steps"] for line in run.metrics if not line["pruned"]]
-    seconds = summary.median_full_epoch_seconds
-    cost = FullCost(
-        summary.epochs,
-        max(full) * summary.epochs if full else None,
-        None if seconds is None else seconds * summary.epochs,
-    )
+    watch = needed_evidence(run.path, summary.train_samples, "to know about its labels")
     names = read_training_set(run.path, summary.train_samples).classes
-    return watch.advice(names or None, cost=cost)
+    return watch.facts(names or None)
 
 
 def read_inspected(runs: Sequence[Run]) -> list[Inspected]:

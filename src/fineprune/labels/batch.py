@@ -70,6 +70,12 @@ def for_buffer(values: Tensor) -> tuple[Tensor, int | None]:
     return values.clone(), None
 
 
+def copy_of(values: Tensor) -> Tensor:
+    """Return a copy of a tensor of a batch, which no later change of the batch reaches."""
+    values, version = for_buffer(values)
+    return values if version is None else values.clone()
+
+
 def check_not_recomputed() -> None:
     """Raise InputError within a backward pass, which repeats the forward pass of a checkpoint."""
     if torch._C._current_graph_task_id() != -1:  # It takes 0.04 microseconds.

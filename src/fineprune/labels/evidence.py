@@ -5,19 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
-from fineprune.labels.batch import NO_LABEL, for_buffer
+from fineprune.labels.batch import NO_LABEL, copy_of
 from fineprune.labels.class_shares import ClassShares
 from fineprune.labels.process_group import exchange_device
 
-# So many logits are buffered before they are added to the sums, because an operation on a small
-# tensor takes almost as long as one on a tensor of this size.
+# So many logits are buffered before they are added to the sums.
 _BLOCK = 1 << 17
 
 # At most so many batches are buffered, because a state with thousands of small tensors is slow.
@@ -38,7 +36,7 @@ class Chunk:
     Attributes:
         index: The samples; int64, shape (n,).
         labels: Their labels; int64, shape (n,). -1 for a sample that was never recorded.
-        shares: The weighted mean of the softmax of each sample; float32, shape (n, C).
+        shares: The mean softmax of each sample; float32, shape (n, C).
     """
 
     index: Tensor
@@ -47,54 +45,34 @@ class Chunk:
 
 
 class _Sums(NamedTuple):
-    """Sums over visits: of the weights, of what they weight, and numbers; all of length n."""
+    """Sums over visits, of n samples: their number, the softmax and the loss."""
 
-    weight: Tensor
+    visits: Tensor
     shares: Tensor
     loss: Tensor
-    visits: Tensor
-    agreed: Tensor
 
     def plus(self, other: "_Sums") -> "_Sums":
         return _Sums(*(a + b.to(a.device) for a, b in zip(self, other, strict=True)))
 
 
 class _Batch(NamedTuple):
-    """A batch in the buffer.
-
-    Attributes:
-        samples: Their indices, shape (B,).
-        logits: Their logits, shape (B, C).
-        version: The version that the logits had; None for a copy, which is nobody else's.
-        labels: Their labels, shape (B,).
-        weight: The weight of these visits.
-    """
+    """A copy of a batch in the buffer: samples (B,), logits (B, C), labels (B,)."""
 
     samples: Tensor
     logits: Tensor
-    version: int | None
     labels: Tensor
-    weight: float
 
 
 class Evidence:
-    """Sums over the visits of each sample, in which later visits count more.
+    """Sums over the visits of each sample: of its softmax, of its loss, and their number.
 
-    A visit has the weight ``t ** 2``, where t is the number of passes over all samples that have
-    been recorded so far: a whole number e at the end of epoch e if every epoch trains all samples.
-    Because t counts recorded samples, it needs no knowledge of where epochs begin. It grows more
-    slowly while samples are skipped, continues after a resume, and is the same on every rank
-    (it counts the samples of all ranks, which record equally many).
+    Evidences are added by adding these sums, so the order of the visits, and the rank, the worker
+    or the training that recorded each, make no difference but for the rounding: the sum of the
+    softmax is stored as the mean in half precision, which the number of visits turns into the sum.
 
-    The total weight of each sample is stored, and the weighted means of its softmax and of its
-    loss. Evidences are added by adding the weights and averaging the means by weight, so the order
-    of the visits, and the rank that recorded each, make no difference but for the rounding to half
-    precision.
-
-    All tensors lie on the device of the first recorded logits. Recording puts a batch into a
-    buffer, and a full buffer is added to the sums by operations that do not wait for the device.
-    Logits on a CPU are not copied before that; on another device, the next step may write into
-    the same memory.
+    All tensors lie on the device of the first recorded logits. Recording copies a batch into a
+    buffer, and a full buffer is added to the sums by operations that do not wait for the device,
+    because an operation on a small tensor takes almost as long as one on a large tensor.
 
     Args:
         num_samples: Number of samples N.
@@ -103,35 +81,29 @@ class Evidence:
 
     Attributes:
         labels: The label of each sample; int32, shape (N,). -1 for one that was never recorded.
-        weight: The total weight of its visits; float32, shape (N,).
-        loss: The weighted mean of its cross-entropy in nats; float32, shape (N,).
         visits: The number of its visits; int32, shape (N,).
-        agreed: The number of visits in which its label was the strongest class; int32, shape (N,).
-        shares: The weighted mean of its softmax.
-        recorded: The number of records of all ranks so far, which gives t.
+        loss: The sum of its cross-entropies in nats; float32, shape (N,).
+        shares: The mean of its softmax.
     """
 
     def __init__(self, num_samples: int, num_classes: int, strongest: int | None) -> None:
         self.num_samples = num_samples
         self.num_classes = num_classes
-        self.recorded = 0
         self._strongest = strongest
         self._device = torch.device("cpu")
-        self._located = False
+        self._begun = self._located = False
         self.clear()
 
     def clear(self) -> None:
-        """Set the sums to zero and forget the labels. ``recorded`` stays as it is."""
+        """Set the sums to zero and forget the labels."""
 
         def zeros(size: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(size, dtype=dtype, device=self._device)
 
         number = self.num_samples
         self.labels = zeros(number, torch.int32).fill_(-1)
-        self.weight = zeros(number, torch.float32)
-        self.loss = zeros(number, torch.float32)
         self.visits = zeros(number, torch.int32)
-        self.agreed = zeros(number, torch.int32)
+        self.loss = zeros(number, torch.float32)
         self.shares = ClassShares(number, self.num_classes, self._strongest, self._device)
         # How many records were out of range, had another label than before, or were not finite.
         self._faults = zeros(3, torch.int64)
@@ -141,8 +113,8 @@ class Evidence:
         self._buffer: list[_Batch] = []
         self._buffered = 0
 
-    def record(self, index: Tensor, logits: Tensor, labels: Tensor, ranks: int) -> None:
-        """Put one batch into the buffer, and add the buffer to the sums if it is full.
+    def record(self, index: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Copy one batch into the buffer, and add the buffer to the sums if it is full.
 
         The first batch is checked at once. On a GPU, errors in later batches are found when the
         evidence is used.
@@ -151,27 +123,22 @@ class Evidence:
             index: The samples; integers, shape (B,).
             logits: Their logits, without a gradient; floating point, shape (B, C).
             labels: Their labels; integers, shape (B,).
-            ranks: The number of ranks that record a batch of this size at the same time.
         """
-        if not self._located:
+        is_first = not self._begun
+        if not self._located:  # Restored evidence lies on the CPU at first.
             self._to(logits.device)
             self._located = True
-        is_first = not self.recorded
         if is_first:
             _check_no_probabilities(logits)
-        recorded = self.recorded + len(labels) * ranks
-        weight = (recorded / self.num_samples) ** 2
-        # Copies, because a loader may use their memory again, and each tensor that comes from one
-        # of its processes keeps a file open. If there is no memory for them, nothing has changed.
-        self._buffer.append(_Batch(index.clone(), *for_buffer(logits), labels.clone(), weight))
-        self.recorded = recorded
+        self._buffer.append(_Batch(index.clone(), copy_of(logits), labels.clone()))
         self._buffered += logits.numel()
+        self._begun = True
         if is_first:
             try:
                 self.flush()
             except InputError:  # Nothing of it counts, so that it can be recorded again.
                 self.clear()
-                self.recorded = 0
+                self._begun = False
                 raise
         elif self._buffered >= _BLOCK or len(self._buffer) >= _MOST_BATCHES:
             self._add_buffer()
@@ -241,7 +208,7 @@ class Evidence:
             sums = sums.plus(other._sums(part.index, part.labels))
             self._write(index, labels[index].long(), sums)
         self.labels = labels
-        self.recorded = max(self.recorded, other.recorded)
+        self._begun |= other._begun
         self._faults += other._faults.to(self._device)
 
     def add_over_ranks(self, group: Any) -> None:
@@ -268,23 +235,16 @@ class Evidence:
                 dist.all_reduce(tensor, group=group)
             self._write(part.index, labels[part.index].long(), sums)
         self.labels = labels
-        # Ranks may have recorded batches of other sizes than this one took for theirs.
-        recorded = torch.tensor(self.recorded, device=labels.device)
-        dist.all_reduce(recorded, group=group)
-        self.recorded = int(recorded) // dist.get_world_size(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the sums and of the buffer, on the CPU."""
-        self._check_unchanged()
         return {
-            "recorded": self.recorded,
+            "begun": self._begun,
             "sums": {name: tensor.to("cpu", copy=True) for name, tensor in self._stored().items()},
-            "buffer": {
-                "index": [batch.samples.to("cpu", copy=True) for batch in self._buffer],
-                "logits": [batch.logits.to("cpu", copy=True) for batch in self._buffer],
-                "labels": [batch.labels.to("cpu", copy=True) for batch in self._buffer],
-                "weights": [batch.weight for batch in self._buffer],
-            },
+            "buffer": [
+                [part.to("cpu", copy=True) for part in parts]
+                for parts in zip(*self._buffer, strict=True)
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -297,28 +257,21 @@ class Evidence:
                 "expected the tensors of a LabelWatch of this version, got others: load the state "
                 "with the version that saved it"
             )
+        buffer = [
+            _Batch(*(part.clone() for part in parts))
+            for parts in zip(*state["buffer"], strict=True)
+        ]
+        self._begun = state["begun"]
         for name, tensor in stored.items():
             tensor.copy_(state["sums"][name])
-        parts = [state["buffer"][name] for name in ("index", "logits", "labels", "weights")]
-        self._buffer = [
-            _Batch(index.clone(), logits.clone(), None, labels.clone(), weight)
-            for index, logits, labels, weight in zip(*parts, strict=True)
-        ]
-        self._buffered = sum(batch.logits.numel() for batch in self._buffer)
-        self.recorded = state["recorded"]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes of a copy, whose tensors are its own and have other versions."""
-        self._check_unchanged()
-        return {**vars(self), "_buffer": [batch._replace(version=None) for batch in self._buffer]}
+        self._buffer = buffer
+        self._buffered = sum(batch.logits.numel() for batch in buffer)
 
     def _stored(self) -> dict[str, Tensor]:
         sums = {
             "labels": self.labels,
-            "weight": self.weight,
-            "loss": self.loss,
             "visits": self.visits,
-            "agreed": self.agreed,
+            "loss": self.loss,
             "faults": self._faults,
             "shares": self.shares.shares,
         }
@@ -329,28 +282,13 @@ class Evidence:
         """Add the buffer to the sums. On a CPU, the records are checked unless told otherwise."""
         if not self._buffer:
             return
-        self._check_unchanged()
-        samples, answers, _, given, of_batch = zip(*self._buffer, strict=True)
-        sizes = [len(labels) for labels in given]
-        weights = torch.from_numpy(np.repeat(np.array(of_batch, np.float32), sizes))
-        index, logits, labels = map(self._joined, (samples, answers, given))
+        index, logits, labels = map(self._joined, zip(*self._buffer, strict=True))
         self._empty_buffer()
-        self._add(
-            index.long(), logits.float(), labels.long(), weights.to(self._device, non_blocking=True)
-        )
+        self._add(index.long(), logits.float(), labels.long())
         if check and self._device.type == "cpu":
             self.check()
 
-    def _check_unchanged(self) -> None:
-        waiting = (batch for batch in self._buffer if batch.version is not None)
-        if any(batch.logits._version != batch.version for batch in waiting):
-            self._empty_buffer()  # What was changed does not count.
-            raise InputError(
-                "expected recorded logits to stay unchanged, got some that were changed in place "
-                "afterwards: record a copy, such as logits.clone()"
-            )
-
-    def _add(self, index: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
+    def _add(self, index: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Add visits, in which a sample may occur several times, without waiting for the device."""
         in_range = (index >= 0) & (index < self.num_samples)
         known = in_range & (labels >= 0) & (labels < self.num_classes)
@@ -370,13 +308,10 @@ class Evidence:
         finite = own.isfinite()
         usable = known & finite
         self._faults += torch.stack([~known & ~unlabelled, known & changed, known & ~finite]).sum(1)
-        weights = torch.where(usable, weights, 0)
         new = _Sums(
-            weights,
-            (torch.where(usable, logs, 0).exp_() * weights).t().contiguous(),
-            torch.where(usable, -own, 0) * weights,
             usable.int(),
-            (usable & (own == logs.amax(0))).int(),
+            logs.exp_().mul_(usable).nan_to_num_(0.0).t().contiguous(),
+            torch.where(usable, -own, 0),
         )
         self._write(index, labels, self._sums(index, labels).plus(self._of_samples(index, new)))
 
@@ -400,23 +335,19 @@ class Evidence:
 
     def _sums(self, index: Tensor, labels: Tensor) -> _Sums:
         """Return the sums of some samples with these labels; int64, -1 if unknown."""
-        weight = self.weight.index_select(0, index)
+        visits = self.visits.index_select(0, index)
         return _Sums(
-            weight,
-            self.shares.read(index, labels.clamp(min=0)) * weight[:, None],
-            self.loss.index_select(0, index) * weight,
-            self.visits.index_select(0, index),
-            self.agreed.index_select(0, index),
+            visits,
+            self.shares.read(index, labels.clamp(min=0)) * visits[:, None],
+            self.loss.index_select(0, index),
         )
 
     def _write(self, index: Tensor, labels: Tensor, sums: _Sums) -> None:
         """Replace the sums of some samples. If one occurs twice, both must have the same sums."""
-        divisor = sums.weight.clamp(min=torch.finfo(torch.float32).tiny)
-        self.weight[index] = sums.weight
-        self.loss[index] = sums.loss / divisor
         self.visits[index] = sums.visits
-        self.agreed[index] = sums.agreed
-        self.shares.write(index, labels.clamp(min=0), sums.shares / divisor[:, None])
+        self.loss[index] = sums.loss
+        means = sums.shares / sums.visits.clamp(min=1)[:, None]
+        self.shares.write(index, labels.clamp(min=0), means)
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([part.to(self._device, non_blocking=True) for part in parts])
@@ -424,9 +355,8 @@ class Evidence:
     def _to(self, device: torch.device) -> None:
         """Move all tensors to a device."""
         self._device = device
-        self.labels, self.weight = self.labels.to(device), self.weight.to(device)
+        self.labels, self.visits = self.labels.to(device), self.visits.to(device)
         self.loss, self._faults = self.loss.to(device), self._faults.to(device)
-        self.visits, self.agreed = self.visits.to(device), self.agreed.to(device)
         self.shares.to(device)
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fineprune.errors import InputError, check_whole_number, explaining, warn_user
 from fineprune.interrupts import uninterrupted
-from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.batch import (
     as_local,
     as_numbers,
@@ -28,19 +27,20 @@ from fineprune.labels.dataset_attributes import (
     unambiguous,
 )
 from fineprune.labels.evidence import Evidence
+from fineprune.labels.facts import facts_of
 from fineprune.labels.process_group import exchange_device, rank_and_size
 from fineprune.labels.ranking import Ranking, rank
 from fineprune.labels.review_page import Review
 from fineprune.labels.untraced import Untraced
 from fineprune.labels.watch_page import all_labels, cards_of, write_review
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 # The least and the largest number of suspects on a page, if the user names none.
 FEWEST_REVIEWED, MOST_REVIEWED = 20, 500
 
 # The bytes that ranking takes at most for each pair of classes, and the sum from which on it warns.
-_PER_PAIR, _MUCH = 90, 32 * 10**9
+_PER_PAIR, _MUCH = 12, 32 * 10**9
 
 # The names of the classes, in their order or by their numbers.
 Names = Sequence[str] | Mapping[int, str]
@@ -62,21 +62,18 @@ class LabelWatch(Untraced):
     Nothing is skipped, and the weights of the network are bit for bit those of a training without
     the watch.
 
-    The evidence on a sample is the mean of its softmax over its visits. Each visit is weighted by
-    the square of the number of passes over all samples recorded until then, so later visits count
-    more. The watch does not need to know where epochs begin. While samples are skipped, the weight
-    grows more slowly, and a skipped sample keeps its evidence. A training that resumes from
-    ``state_dict`` continues where it stopped. See ``Evidence``.
+    The evidence on a sample is a sum over its visits: of its softmax, of its loss, and their number
+    (``Evidence``). ``ranking.py`` states the one rule that makes suspects of it. The watch does not
+    need to know where epochs begin, and a skipped sample keeps its evidence. A training that
+    resumes from ``state_dict`` continues where it stopped. With several ranks, each rank records
+    its own batches, and ``merge`` adds the evidence of all; it also adds that of other trainings on
+    the same labels.
 
-    A watch cannot tell a second training from a continued one, so make a new watch for each
-    training. With several ranks, each rank records its own batches, and ``merge`` adds the evidence
-    of all.
-
-    The watch takes 20 bytes per sample and two more per class. With more than 64 classes, it stores
-    only the probabilities of the label and of the 16 strongest other classes, in 86 bytes per
-    sample (118 with more than 32,767 classes). This memory is on the device of the logits. There,
-    ranking takes another 60 to 90 bytes per pair of classes (up to 90 MB with 1,000 classes, 9 GB
-    with 10,000) and about 100 bytes per sample.
+    The watch takes 12 bytes per sample and two more per class. With more than 64 classes, it stores
+    only the probabilities of the label and of the 16 strongest other classes, in 78 bytes per
+    sample (110 with more than 32,767 classes). This memory is on the device of the logits. There,
+    ranking takes another 12 bytes per pair of classes (1.2 GB with 10,000 classes) and about 60
+    bytes per sample.
 
     Args:
         num_samples: Number of samples N in the data set; indices are 0..N - 1.
@@ -123,16 +120,11 @@ class LabelWatch(Untraced):
         """The number of classes C."""
         return self._evidence.num_classes
 
-    @property
-    def passes(self) -> float:
-        """How many passes over the data the training made, counting records of all ranks."""
-        return self._evidence.recorded / self.num_samples
-
     def record(self, index: Any, logits: Tensor, labels: Any) -> None:
         """Record a batch of the training.
 
-        On a CPU, the logits are kept for some steps without a copy: do not change them in place.
-        Everything else is copied. Only the first call waits for the device, to check its batch.
+        Everything is copied, so the batch may be changed afterwards. Only the first call waits for
+        the device, to check its batch.
         Errors in later batches are raised some batches later or, on a GPU, when the evidence is
         used. Records whose loss is NaN or infinite are left out.
 
@@ -145,9 +137,8 @@ class LabelWatch(Untraced):
 
         Raises:
             InputError: A shape or a type is wrong, the logits are probabilities, an index or a
-                label is out of range, the label of a sample has changed, or an earlier batch was
-                changed in place; a pruner records into this watch; or this is called in a backward
-                pass, as by ``torch.utils.checkpoint``.
+                label is out of range, or the label of a sample has changed; a pruner records into
+                this watch; or this is called in a backward pass, as by ``torch.utils.checkpoint``.
             RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
         """
         if self.of_pruner:
@@ -177,10 +168,10 @@ class LabelWatch(Untraced):
 
         Returns:
             The indices of the samples, int64; their scores, float32; and suggestions, int64: the
-            class that contradicts each label most. All have the shape (N,) and are on the CPU. The
-            score is the log odds that the label is wrong; the number of scores above 0 is the
-            estimated number of wrong labels. Samples that were never recorded come last, with the
-            score -inf and the suggestion -1.
+            class that contradicts each label most. All have the shape (N,) and are on the CPU.
+            Samples with a score above 0 are suspects, and their number is the estimated number of
+            wrong labels (``ranking.py`` has the rule). Samples that were never recorded come last,
+            with the score -inf and the suggestion -1.
 
         Raises:
             InputError: Nothing was recorded, something wrong was recorded, or the evidence of the
@@ -189,7 +180,7 @@ class LabelWatch(Untraced):
         return self.ranking().suspects()
 
     def ranking(self) -> Ranking:
-        """Return the scores, suggestions and estimates together.
+        """Return the scores and suggestions in the order of the samples, and what follows of them.
 
         They are on the device of the evidence if that is a CPU or a CUDA GPU, otherwise on the CPU.
 
@@ -206,15 +197,15 @@ class LabelWatch(Untraced):
         self._evidence.flush()
         return rank(self._evidence) if self._evidence.visits.any() else None
 
-    def so_far(self, most: int, names: Names | None, cost: FullCost) -> tuple[list[int], list[str]]:
-        """Return the first suspects and the ``advice`` in the middle of a training.
+    def so_far(self, most: int, names: Names | None) -> tuple[list[int], list[str]]:
+        """Return the first suspects and the ``facts`` in the middle of a training.
 
         Both are empty if nothing finite was recorded, or the ranks have not merged. The evidence is
         not changed.
 
         Args:
             most: The largest number of suspects.
-            names, cost: As for ``advice``.
+            names: As for ``facts``.
         """
         evidence = copy.deepcopy(self._evidence)
         evidence.flush()
@@ -223,7 +214,7 @@ class LabelWatch(Untraced):
         ranking = rank(evidence)
         indices, scores, _ = ranking.suspects()
         known = indices[scores > -torch.inf]
-        return known[:most].tolist(), advice_of(evidence, ranking, self._class_names(names), cost)
+        return known[:most].tolist(), facts_of(ranking, self._class_names(names))
 
     def scores(self) -> Tensor:
         """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,).
@@ -244,9 +235,9 @@ class LabelWatch(Untraced):
         return self._usable().labels.long().cpu()
 
     def num_suspects(self) -> int:
-        """Return how many samples at the head of ``suspects`` are suspicious.
+        """Return how many samples at the head of ``suspects`` are suspects: those above 0.
 
-        This is the estimate of the number of wrong labels that ``joint`` gives, rounded.
+        This is the estimated number of wrong labels.
 
         Raises:
             InputError: As for ``suspects``.
@@ -276,41 +267,30 @@ class LabelWatch(Untraced):
     def joint(self) -> Tensor:
         """Estimate how many labels are wrong, for each pair of classes.
 
-        ``joint.sum() - joint.trace()`` is the estimate for all labels. docs/results/labels.md
-        compares it with known true numbers.
-
         Returns:
-            For a label y and a class k, the estimated number of samples that are labelled y and
-            belong to class k; float64, shape (C, C), on the CPU.
+            For a label y and a class k, the number of samples that are labelled y and seem to
+            belong to class k: the suspects with this suggestion or, if y is k, the samples that are
+            no suspects; int64, shape (C, C), on the CPU.
 
         Raises:
             InputError: As for ``suspects``.
         """
         return self.ranking().joint.cpu()
 
-    def advice(
-        self,
-        names: Names | None = None,
-        *,
-        cost: FullCost | None = None,
-    ) -> list[str]:
-        """Say in plain words what follows from the evidence, one sentence each.
+    def facts(self, names: Names | None = None) -> list[str]:
+        """Say in plain words what the evidence says, one sentence each.
 
-        The sentences say how many labels contradict what the network learned, and how far to trust
-        this number; which classes are confused; how many samples were learned; and which way of
-        saving steps fits best. They go no further than our measurements (docs/results). The
-        evidence is not changed, so recording can go on.
+        The sentences say how many labels contradict what the network learned, how much it learned,
+        how far to trust this, which classes are confused, and which were not learned. The evidence
+        is not changed, so recording can go on.
 
         Args:
             names: The name of each class. By default, its number.
-            cost: The cost of the training on all data. By default, that of each way of saving is
-                given as a share.
 
         Raises:
             InputError: As for ``suspects``, or there are fewer names than classes.
         """
-        evidence = self._usable(copied=True)
-        return advice_of(evidence, rank(evidence), self._class_names(names), cost)
+        return facts_of(rank(self._usable(copied=True)), self._class_names(names))
 
     def page(
         self,
@@ -369,7 +349,7 @@ class LabelWatch(Untraced):
         with same_random_numbers():  # A page may be written in the middle of a training.
             cards = cards_of(self._evidence, ranked, dataset, keys, show)
         labels = all_labels(recorded, self.num_classes, dataset)
-        said = advice_of(self._evidence, ranking, classes)
+        said = facts_of(ranking, classes)
         write_review(Review(cards, classes, labels, keys, said), path)
 
     def _class_names(self, names: Names | None) -> list[str]:
@@ -406,7 +386,7 @@ class LabelWatch(Untraced):
         wrong labels have not been learned yet. docs/results/labels.md compares the two.
 
         Returns:
-            The labels, int64, shape (N,), and the weighted mean of the softmax of each sample,
+            The labels, int64, shape (N,), and the mean softmax of each sample,
             float32, shape (N, C), whose rows sum to one. Computing them takes about 10 bytes per
             class and sample: 10 kB per sample with 1,000 classes.
 
@@ -442,9 +422,7 @@ class LabelWatch(Untraced):
 
         Args:
             other: The watch, or its state dict, of another training on the same labels, for example
-                with another seed. Its evidence must not be in this watch already. To resume a
-                training, load its state instead: a new watch would give the next passes the
-                smallest weights.
+                with another seed. Its evidence must not be in this watch already.
 
         Raises:
             InputError: The number of samples, the number of classes or the labels differ; something
@@ -512,12 +490,12 @@ class LabelWatch(Untraced):
 
     def _record(self, index: Tensor, logits: Tensor, labels: Tensor) -> None:
         check_classified(index, logits, labels, self.num_classes)
-        rank, ranks = self._rank_and_ranks()
+        rank, _ = self._rank_and_ranks()
         if self._merged:
             self._merged = False
             if rank:
                 self._evidence.clear()
-        self._evidence.record(index, logits, labels, ranks)
+        self._evidence.record(index, logits, labels)
 
     @uninterrupted()
     def _merge_ranks(self, rank: int) -> None:

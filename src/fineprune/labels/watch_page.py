@@ -153,7 +153,7 @@ def _card(
         text=text,
         notes=(
             f"mean probability of the label {float(shares[int(label)]):.2f}",
-            f"mean loss {float(evidence.loss[index]):.2f}",
-            f"label predicted in {int(evidence.agreed[index])} of {int(evidence.visits[index])}",
+            f"mean loss {float(evidence.loss[index] / evidence.visits[index].clamp(min=1)):.2f}",
+            f"{int(evidence.visits[index])} visits",
         ),
     )

@@ -609,9 +609,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             - ``suspects``: at most ten samples whose labels should be checked first: the first ones
               of ``watch.suspects`` if logits are recorded and the ranks have merged, or else of
               ``Policy.suspects``. Empty if the policy suspects none;
-            - ``advice``: sentences on which way of saving steps fits best and what each costs,
-              based on the evidence on the labels, or else on the losses that ``Adaptive`` has seen;
-              see ``LabelWatch.advice``. Empty if there is neither, or the ranks have not merged.
+            - ``facts``: what the evidence says of the labels, in sentences; see
+              ``LabelWatch.facts``. Empty if no logits are recorded, or the ranks have not merged.
         """
         return self._report.summary(self.position.batches, self.steps_done, self.watch)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fineprune.errors import InputError, check_one_of
-from fineprune.labels.advice import FullCost
+
 from fineprune.labels.dataset_attributes import classes_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.step_counts import StepCounts
@@ -120,7 +120,7 @@ class RunReport:
             steps_done: Number of optimizer steps so far.
             watch: The evidence on the labels, if logits are recorded.
         """
-        suspects, advice = self._findings(watch)
+        suspects, facts = self._findings(watch)
         planned = self._counts.known_steps()
         return {
             "policy": self._policy.name,
@@ -133,26 +133,21 @@ class RunReport:
             "record_calls": self.totals.batches + batches,
             "bookkeeping_seconds": self._seconds,
             "suspects": suspects,
-            "advice": advice,
+            "facts": facts,
         }
 
     def _findings(self, watch: LabelWatch | None) -> tuple[list[int], list[str]]:
-        """Return the first suspects and the advice; both are empty if nothing is known."""
+        """Return the first suspects and the facts; both are empty if nothing is known."""
         policy = self._policy
-        steps = None
-        if self._shape.batch_size is not None:
-            steps = policy.epochs * self._shape.steps_of(self._num_samples)
-        cost = FullCost(policy.epochs, steps)
         suspects: list[int] = []
+        facts: list[str] = []
         if watch is not None:
             names = classes_of(self._dataset, watch.num_classes)
-            suspects, advice = watch.so_far(_SUSPECTS, names, cost)
-        else:
-            advice = policy.advice(self.totals.epochs, cost)
+            suspects, facts = watch.so_far(_SUSPECTS, names)
         if not suspects and policy.suspicion() is not None:
             indices, values = policy.suspects()
             suspects = indices[values > 0][:_SUSPECTS].tolist()  # A count of 0 suspects nothing.
-        return suspects, advice
+        return suspects, facts
 
 
 def as_writer(target: Any) -> Write:
@@ -195,7 +190,7 @@ def _shown(name: str, value: Any) -> str:
         return f"{value:.1%}"
     if isinstance(value, float):
         return f"{value:.3g}"
-    if name == "advice":
+    if name == "facts":
         return " ".join(value) or "none"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"

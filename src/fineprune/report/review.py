@@ -114,5 +114,5 @@ def _notes(
         f"suggestion, and the line is the loss over the epochs."
     ]
     if first.watch is not None and len(runs) == 1:
-        notes += first.watch.advice(training_set.classes or None)[1:]
+        notes += first.watch.facts(training_set.classes or None)[1:]
     return notes

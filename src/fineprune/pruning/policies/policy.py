@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number
-from fineprune.labels.advice import FullCost
+
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
@@ -323,15 +323,6 @@ class Policy(ABC):
         None if the policy names no suspects.
         """
         return None
-
-    def advice(self, epochs: int, cost: FullCost) -> list[str]:
-        """Return sentences on which way of saving steps fits best, if the policy can tell.
-
-        Args:
-            epochs: The number of epochs that were trained.
-            cost: What the training costs on all data.
-        """
-        return []
 
     def settings(self) -> dict[str, Any]:
         """Return what a saved state must agree with: the name, and what ``_setting_names`` lists.
