@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from fineprune.pruning.sharded.pruner import ShardedPruner
 from gloo_group import gloo_group
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.pruning.sharded.pruner import ShardedPruner
 
 N, CLASSES, BATCH, EPOCHS, WORLD = 96, 4, 8, 6, 2
 

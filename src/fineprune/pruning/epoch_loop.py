@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -21,7 +21,7 @@ from fineprune.interrupts import uninterrupted
 from fineprune.labels.batch import as_local, as_numbers, check_not_recomputed
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
-from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
+from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.last_batch import LastBatch
 from fineprune.pruning.loader import PrunedLoaders
@@ -33,13 +33,13 @@ from fineprune.pruning.loss_buffer import (
     Batch,
     as_batch,
 )
+from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.pruner_state import from_bytes, to_bytes
 from fineprune.pruning.pruner_watch import PrunerWatch
 from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.rescaling import Rescaling
-from fineprune.pruning.run_report import RunReport, as_html
+from fineprune.pruning.run_report import RunReport
 from fineprune.pruning.schedule import check_epoch
 from fineprune.pruning.step_counts import BatchShape, StepCounts
 
@@ -60,7 +60,7 @@ class Position:
     samples: int
 
 
-class EpochLoop(Untraced, ABC, Generic[Plan]):
+class EpochLoop(Untraced, ABC):
     """The life cycle of epochs: plan, record, end.
 
     Args:
@@ -72,7 +72,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         seed: The seed of the run.
         cycle: The state of the current epoch.
         sampler: The sampler of this rank.
-        flush_every: After how many batches all ranks flush their losses; see ``Recorder``.
         batch_size: The batch size of this rank's loader; None if it is not known.
     """
 
@@ -85,9 +84,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         replicas: Replicas,
         seed: int,
         *,
-        cycle: EpochCycle[Plan],
+        cycle: EpochCycle,
         sampler: Any,
-        flush_every: int | None = None,
         batch_size: int | None,
     ) -> None:
         super().__init__()
@@ -107,7 +105,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._seed = seed
         self._cycle = cycle
         cycle.count = self._count
-        self._recorder = Recorder(policy, replicas, num_samples, flush_every)
+        self._recorder = Recorder(policy, replicas, num_samples)
         self._checks = LoopChecks(counts, replicas, cycle)
         self._warnings = LoopWarnings(self._checks, sampler, dataset is not None)
         self._last_batch = LastBatch(self._checks, sampler)
@@ -121,11 +119,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     # -- what a subclass says -------------------------------------------------------------------
 
     @abstractmethod
-    def _choose(self, epoch: int) -> Plan:
+    def _choose(self, epoch: int) -> EpochPlan:
         """Return what ``epoch`` trains on, chosen by what has been learned."""
 
     @abstractmethod
-    def _follow(self, plan: Plan, start: int = 0) -> int:
+    def _follow(self, plan: EpochPlan, start: int = 0) -> int:
         """Let the sampler yield the samples of a plan.
 
         Returns:
@@ -133,12 +131,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
 
     @abstractmethod
-    def _learn(self, plan: Plan) -> None:
+    def _learn(self, plan: EpochPlan) -> None:
         """Learn at the end of an epoch from what was recorded of it and flushed."""
-
-    @abstractmethod
-    def _number(self, plan: Plan) -> int:
-        """Return how many samples all ranks together train in an epoch, without padding."""
 
     def _most(self, planned: int) -> float:
         """Return how many samples may be recorded of an epoch, whose last batch may be padded.
@@ -251,9 +245,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
         After a state was loaded, the iteration continues where that state was saved. If this was in
         the middle of an epoch, the sampler yields the rest of the epoch. If it was after the last
-        batch, the epoch is ended at once, and the iteration continues with the next one. (If the
-        loop rescores skipped samples, which some policies need, an epoch that was not rescored yet
-        is yielded again.) Leaving the loop by ``break`` leaves the epoch open.
+        batch, the epoch is ended at once, and the iteration continues with the next one. Leaving
+        the loop by ``break`` leaves the epoch open.
 
         Args:
             start: The first epoch, counted from 0. By default, the epoch that is still open, or
@@ -454,19 +447,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             return
         self._commit()
 
-    def open_window(self) -> None:
-        """Clear the counts at the end of the current epoch and begin a new window.
-
-        This is for learning rates that fall at times not known in advance: call it on every rank in
-        the epoch in which a plateau scheduler reduces the rate.
-
-        Raises:
-            InputError: The epoch has ended, or the policy has no windows.
-        """
-        self._checks.check_in_progress("open_window")
-        self._policy.open_window(self._cycle.epoch)
-        self._total_steps = None
-
     # -- state ------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
@@ -489,27 +469,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
 
-    def state_bytes(self) -> bytes:
-        """Return ``state_dict()`` as bytes, for formats that need a state of constant structure.
-
-        ``torch.distributed.checkpoint``, for example, loads only keys and shapes that the state of
-        the new pruner has.
-
-        Raises:
-            InputError: As for ``state_dict``.
-        """
-        return to_bytes(self.state_dict())
-
-    def load_state_bytes(self, data: bytes) -> None:
-        """Continue from the result of ``state_bytes``, as ``load_state_dict`` does.
-
-        Raises:
-            InputError: The bytes are not those of a state, or ``load_state_dict`` refuses the
-                state.
-        """
-        self.load_state_dict(from_bytes(data))
-
-    def _restore(self, plan: Plan, phase: Phase, **recorded: Any) -> None:
+    def _restore(self, plan: EpochPlan, phase: Phase, **recorded: Any) -> None:
         """Continue with an epoch of a loaded state, of which so much was recorded."""
         self._total_steps = None
         self._warnings.forget()
@@ -641,31 +601,27 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             f"{report.skipped:.1%} skipped)"
         )
 
-    def _repr_html_(self) -> str:
-        return as_html(repr(self), self.summary())
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes, with losses that no longer wait: a copy has other versions."""
         self._cycle.settle()
         return super().__getstate__()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "EpochLoop[Plan]":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "EpochLoop":
         """Return a copy at the same position, without the loops and loaders of this pruner."""
         self._cycle.settle()
-        made: EpochLoop[Plan] = type(self).__new__(type(self))
+        made: EpochLoop = type(self).__new__(type(self))
         memo[id(self)] = made
         memo[id(self._replicas.group)] = self._replicas.group  # Process groups cannot be copied.
         for name, value in vars(self).items():
             setattr(made, name, copy.deepcopy(value, memo))
         made._cycle.let_go()
-        made._policy.forget_scheduler()
         made._checks.ranks_compared = True  # One rank may try a copy alone.
         return made
 
     # -- internals --------------------------------------------------------------------------------
 
     @property
-    def _in_progress(self) -> Progress[Plan]:
+    def _in_progress(self) -> Progress:
         """The epoch with losses; without losses, the current one."""
         return self._cycle.unfinished or self._cycle.current
 
@@ -675,7 +631,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         for progress in (self._in_progress, self._cycle.current):
             # An epoch that ended before a state was saved has another plan than it was trained by.
             if progress.plan.epoch == epoch and (progress.samples or kept is None):
-                return self._number(progress.plan)
+                return progress.plan.number
         if kept is None:
             raise InputError(
                 f"expected an epoch whose length is known in advance, got epoch {epoch} of policy "
@@ -743,7 +699,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._recorder.extend(cycle.current.plan, batches)
         # As many batches may wait as the epoch takes for certain.
         room = int(min(cycle.room() / self._checks.num_ranks, MOST_LOSSES_WAITING)) // largest
-        cycle.limit = max(1, min(room, MOST_WAITING, self._recorder.batches_until_flush))
+        cycle.limit = max(1, min(room, MOST_WAITING))
 
     def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         """Begin to record the current epoch with its first batch."""
@@ -768,10 +724,10 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._recorder.flush(progress.plan)
         self._end(progress)
 
-    def _end(self, progress: Progress[Plan]) -> None:
+    def _end(self, progress: Progress) -> None:
         """End an epoch, which must have been flushed."""
         cycle = self._cycle
-        number = trained = self._number(progress.plan)
+        number = trained = progress.plan.number
         if progress.batches and not self._last_batch.completes(progress):
             trained = round(number * progress.samples / progress.planned)
         without_logits = self._pruner_watch.is_loaded and cycle.phase is Phase.RECORDING

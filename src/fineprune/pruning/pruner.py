@@ -17,9 +17,8 @@ from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
 from fineprune.pruning.label_warnings import warn_of_other_digest, warn_of_other_labels
 from fineprune.pruning.learning_rates import Rates
-from fineprune.pruning.loop_checks import check_batch
 from fineprune.pruning.plan import EpochPlan, check_plan
-from fineprune.pruning.plan_options import AppliedOptions, checked_labels
+from fineprune.pruning.plan_options import rescaled
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner_state import (
     OF_ANOTHER_VERSION,
@@ -44,16 +43,14 @@ _KEYS = (
     "synchronized",
     "shape",
     "nonfinite",
-    "asked_to_rescore",
     "progress",
     "learned",
-    "skips",
     "totals",
     "watch",
 )
 
 
-class Pruner(EpochLoop[EpochPlan]):
+class Pruner(EpochLoop):
     """Decides which samples each epoch trains on, based on the losses of earlier epochs.
 
     A training loop iterates over ``pruner.epochs()``, reads its batches from ``pruner.loader()`` or
@@ -68,9 +65,8 @@ class Pruner(EpochLoop[EpochPlan]):
             learned nothing.
         labels: The class of each sample: integers, shape (N,), as a sequence, an array or a tensor;
             -1 if it is unknown. By default, the data set's attribute ``targets`` or ``labels``, or
-            the second of the two tensors of a ``TensorDataset``. ``keep_per_class`` requires
-            labels. If no logits are recorded, ``Adaptive`` uses them to spare classes that are not
-            learned.
+            the second of the two tensors of a ``TensorDataset``. If no logits are recorded,
+            ``Adaptive`` uses them to spare classes that are not learned.
         seed: The seed of the order of the samples, as in ``DistributedSampler``, and of the random
             streams that break ties.
         batch_size: Number of samples per batch and rank. If it is given, an epoch that skips
@@ -99,7 +95,7 @@ class Pruner(EpochLoop[EpochPlan]):
 
     Raises:
         InputError: A value is out of range; rounding to whole batches leaves nothing to skip; the
-            labels are missing or do not fit; or this process does not belong to ``process_group``.
+            labels do not fit; or this process does not belong to ``process_group``.
         TypeError: The data set is not map-style, or the policy is not a ``Policy`` with a name.
         RuntimeError: ``WORLD_SIZE`` is above 1, but no process group is initialised.
     """
@@ -136,10 +132,8 @@ class Pruner(EpochLoop[EpochPlan]):
         if labels is None and dataset is not None and policy.uses_labels:
             labels = labels_of(dataset.dataset)
         if labels is not None:
-            labels = checked_labels(labels, num_samples)
-        self._options = AppliedOptions(policy.plan_options, num_samples, labels)
-        self._asked_to_rescore = False
-        cycle: EpochCycle[EpochPlan] = EpochCycle()
+            labels = _checked_labels(labels, num_samples)
+        cycle: EpochCycle = EpochCycle()
         super().__init__(
             policy,
             dataset,
@@ -159,7 +153,6 @@ class Pruner(EpochLoop[EpochPlan]):
             ),
             batch_size=of_this_rank,
         )
-        self._options.check_room(map(self.num_kept, range(policy.epochs)))
         if labels is not None:
             self._take_labels(labels)
         if log is not None:
@@ -233,72 +226,6 @@ class Pruner(EpochLoop[EpochPlan]):
             )
         return losses if self._rescaling is None else self._rescaling.weighted(index, losses)
 
-    # -- rescoring ----------------------------------------------------------------------------
-
-    def to_rescore(self) -> torch.Tensor | None:
-        """Return the samples to evaluate between the last batch of the epoch and its end.
-
-        Some policies need the losses of samples that the epoch skipped. Compute these losses
-        without gradients and with the model in evaluation mode, and pass them to ``rescore``.
-        Otherwise, the policy uses the last known losses.
-
-        Returns:
-            The indices of this rank's part of the samples, int64, on the CPU. None if the policy
-            needs none, or if no later epoch depends on them.
-        """
-        self._asked_to_rescore = True
-        wanted = self._to_rescore()
-        if not len(wanted):
-            return None
-        # Every rank gets equally many, at least one; a few may be repeated.
-        each = -(-len(wanted) // self._replicas.size)
-        position = self._replicas.rank + self._replicas.size * np.arange(each)
-        return wanted[torch.from_numpy(position % len(wanted))]
-
-    def rescore(self, index: Any, losses: torch.Tensor) -> None:
-        """Record the losses of samples that the current epoch did not train.
-
-        Nothing is backpropagated. The samples may be given in batches of any size. If a state was
-        saved in between, rescore all of them again.
-
-        Args:
-            index: Indices of the samples, integers, shape (B,): a part of ``to_rescore()``.
-            losses: One loss per sample, floating point, shape (B,).
-
-        Raises:
-            InputError: A shape or a type is wrong, the policy needs no such losses, or the epoch
-                has ended.
-        """
-        index = as_numbers("indices", index)
-        check_batch(index, losses)
-        if not self._policy.rescores:
-            raise InputError(
-                f"expected no call of rescore(), since policy {self._policy.name!r} needs losses "
-                f"of trained samples only: call it only if to_rescore() is not None"
-            )
-        self._checks.check_in_progress("rescore")
-        progress = self._in_progress
-        progress.rescored += len(index) * self._replicas.size
-        batch = index.clone(), losses.detach().clone(), None
-        self._recorder.extend_rescored(progress.plan, batch)
-
-    def _to_rescore(self) -> torch.Tensor:
-        """Return the samples that all ranks together should rescore, int64, on the CPU."""
-        plan = self._in_progress.plan
-        # After the last epoch, this is so, too.
-        next_trains_all = self._policy.anneals(plan.epoch + 1)
-        if next_trains_all or not self._policy.rescores:
-            return torch.from_numpy(np.arange(0))
-        skipped = np.delete(np.arange(self._num_samples), plan.kept.numpy())
-        return self._policy.to_rescore(plan, torch.from_numpy(skipped))
-
-    def _is_complete(self) -> bool:
-        if not super()._is_complete():
-            return False
-        if not (self._policy.rescores and self._asked_to_rescore):
-            return True
-        return self._in_progress.rescored >= len(self._to_rescore())
-
     # -- state --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -334,10 +261,8 @@ class Pruner(EpochLoop[EpochPlan]):
             "synchronized": True,
             "shape": asdict(self._shape),
             "nonfinite": self._recorder.nonfinite,
-            "asked_to_rescore": self._asked_to_rescore,
             "progress": progress,
             "learned": self._policy.state_dict(),
-            "skips": self._options.skips(),
             "totals": asdict(self._report.totals),
             "watch": None if watch is None else watch.state_dict(),
             "labels": self._checks.labels_digest,
@@ -372,11 +297,9 @@ class Pruner(EpochLoop[EpochPlan]):
             progress = None if packed is None else unpack_progress(packed, epoch, self._num_samples)
             totals, shape = RunTotals(**state["totals"]), BatchShape(**state["shape"])
             self._policy.load_state_dict(state["learned"])
-        self._options.load_skips(state["skips"])
         self._recorder.clear()
         self._recorder.nonfinite = state["nonfinite"]
         self._report.totals = totals
-        self._asked_to_rescore = state["asked_to_rescore"]
         self._pruner_watch.restore(state["watch"])
         if progress is not None:
             plan, recorded = progress
@@ -430,7 +353,7 @@ class Pruner(EpochLoop[EpochPlan]):
             check_plan(plan, epoch, num_kept, self._num_samples)
         except InputError as error:
             raise InputError(f"policy {self._policy.name!r} in epoch {epoch}: {error}") from error
-        return self._options.apply(plan, stream(self._seed, epoch, "options"))
+        return rescaled(plan, self._num_samples) if self._policy.plan_options.rescale else plan
 
     def _follow(self, plan: EpochPlan, start: int = 0) -> int:
         self._rescaling = None
@@ -451,10 +374,6 @@ class Pruner(EpochLoop[EpochPlan]):
             if ranking is not None:
                 self._policy.observe_ranking(plan.epoch, ranking)
         self._policy.end_epoch(plan.epoch)
-        self._options.end_epoch(plan)
-
-    def _number(self, plan: EpochPlan) -> int:
-        return plan.number
 
     def _identity(self) -> dict[str, Any]:
         """Return what a saved state must agree with."""
@@ -465,6 +384,27 @@ class Pruner(EpochLoop[EpochPlan]):
             "settings": self._policy.settings(),
             "options": self._policy.plan_options.settings(),
         }
+
+
+def _checked_labels(labels: Any, num_samples: int) -> npt.NDArray[np.integer]:
+    """Return the class of each sample as integers, shape (N,).
+
+    Raises:
+        InputError: The labels are no integers, or of another number.
+    """
+    given = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
+    # Numpy refuses lists of different lengths.
+    with explaining("expected labels as integers of shape (N,)", ValueError):
+        values: npt.NDArray[Any] = np.asarray(given)
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise InputError(
+            f"expected labels as integers of shape (N,), got {values.dtype} of shape {values.shape}"
+        )
+    if len(values) != num_samples:
+        raise InputError(
+            f"expected one label for each of {num_samples} samples, got {len(values)} labels"
+        )
+    return values
 
 
 def _global_batch_size(
