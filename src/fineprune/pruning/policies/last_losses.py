@@ -29,9 +29,9 @@ class LastLosses(Policy):
         self.losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 
     def bind(self, num_samples: int) -> None:
-        """Allocate the losses, if the policy needs them."""
+        """Allocate the losses."""
         super().bind(num_samples)
-        self.losses = np.full(num_samples if self.needs_losses else 0, np.nan, dtype=np.float32)
+        self.losses = np.full(num_samples, np.nan, dtype=np.float32)
 
     def num_kept(self, epoch: int) -> int | None:
         """Return None, because the number depends on the losses."""
