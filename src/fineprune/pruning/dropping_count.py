@@ -5,7 +5,6 @@ threshold of a selection in linear time. The selection works on one block of sam
 that a hundred million samples need little more memory than their counts.
 """
 
-
 import numpy as np
 import numpy.typing as npt
 
