@@ -409,7 +409,7 @@ def test_a_view_of_a_large_tensor_is_copied_and_does_not_keep_it_alive():
 
 
 def test_a_large_batch_is_joined_at_once(monkeypatch):
-    monkeypatch.setattr("fineprune.pruning.epoch_loop.MOST_LOSSES_WAITING", 100)
+    monkeypatch.setattr("fineprune.pruning.pruner.MOST_LOSSES_WAITING", 100)
     pruner = made()
     for indices in torch.arange(N).split(64):
         pruner.record(indices, losses_of(0, indices))
@@ -922,7 +922,7 @@ def test_recording_on_a_gpu_does_not_wait_for_it(policy):
 def test_a_small_flush_block_changes_nothing(monkeypatch):
     expected = made(batch_size=16)
     run(expected)
-    monkeypatch.setattr("fineprune.pruning.epoch_loop.MOST_LOSSES_WAITING", 20)
+    monkeypatch.setattr("fineprune.pruning.pruner.MOST_LOSSES_WAITING", 20)
     monkeypatch.setattr("fineprune.pruning.recorder._FLUSH_AT", 20)
     flushed = made(batch_size=16)
     run(flushed)

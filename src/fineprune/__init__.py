@@ -4,7 +4,6 @@ These are its public names.
 """
 
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.pruning.epoch_loop import Position
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import PlanOptions
@@ -16,7 +15,7 @@ from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.ranked import Ranked
 from fineprune.pruning.policies.rs2 import RS2
-from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.pruner import Position, Pruner
 from fineprune.pruning.sample_losses import reduce_pixels, reduce_tasks, reduce_tokens
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings

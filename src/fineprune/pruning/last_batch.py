@@ -17,7 +17,7 @@ class LastBatch:
     """The last recorded batch of one rank.
 
     Args:
-        checks, sampler: Those of the ``EpochLoop``.
+        checks, sampler: Those of the ``Pruner``.
     """
 
     def __init__(self, checks: LoopChecks, sampler: Any) -> None:

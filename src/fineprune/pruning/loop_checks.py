@@ -91,10 +91,10 @@ class LoopChecks:
     """Raises the errors of what one rank does.
 
     Args:
-        counts, replicas, cycle: Those of the ``EpochLoop``.
+        counts, replicas, cycle: Those of the ``Pruner``.
 
     Attributes:
-        counts, policy, num_samples, shape, replicas, cycle: Those of the ``EpochLoop``.
+        counts, policy, num_samples, shape, replicas, cycle: Those of the ``Pruner``.
         num_ranks: Number of ranks, each of which records a loss when this one does.
         sharded: Whether a framework is to divide the batches of the sampler over the ranks.
         numbering: A number that says which sample each index stands for; 0 if the data set does.

@@ -61,7 +61,7 @@ class LoopWarnings:
     """Compares what one rank trains with the plans of the epochs. Each kind is warned of once.
 
     Args:
-        checks, sampler: Those of the ``EpochLoop``.
+        checks, sampler: Those of the ``Pruner``.
         has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
             leave out epochs without a sign.
 

@@ -44,7 +44,7 @@ class RunReport:
     """Adds up what the epochs of a training cost, and reports it.
 
     Args:
-        counts: Those of the ``EpochLoop``.
+        counts: Those of the ``Pruner``.
         dataset: The data set, which may name the classes; None if there is none.
 
     Attributes:
