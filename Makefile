@@ -50,7 +50,7 @@ OLDEST := .venv-oldest/bin/python
 oldest:
 	test -x $(OLDEST) || $(PYTHON) -m venv .venv-oldest
 	$(OLDEST) -m pip install --quiet 'torch==2.6.*' 'numpy==1.26.*' --editable '.[test,lightning,accelerate,transformers]'
-	$(OLDEST) -m pytest -n 2 --dist loadfile -o filterwarnings=default tests/test_pruner.py tests/test_sampler_contract.py tests/test_own_loop.py tests/test_indexed.py tests/test_replicas.py tests/test_sharded.py tests/test_streams.py tests/test_kakurenbo.py tests/test_fast_path.py tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py tests/test_label_evidence.py tests/test_label_ranking.py tests/test_label_watch.py
+	$(OLDEST) -m pytest -n 2 --dist loadfile -o filterwarnings=default tests/test_pruner.py tests/test_sampler_contract.py tests/test_own_loop.py tests/test_indexed.py tests/test_replicas.py tests/test_streams.py tests/test_fast_path.py tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py tests/test_label_evidence.py tests/test_label_ranking.py tests/test_label_watch.py
 
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
 coverage: $(INSTALLED)

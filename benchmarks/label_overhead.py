@@ -18,11 +18,11 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from sizes import peak_bytes
 from table import show
 
 import fineprune as fp
@@ -30,6 +30,15 @@ from fineprune.networks.registry import build_network
 from fineprune.training.hardware import describe
 
 BATCH, CLASSES = 128, 10
+
+
+def peak_bytes(reset: bool = False) -> int:
+    """Return the largest resident memory of this process since the last reset, and reset it."""
+    status = Path("/proc/self/status").read_text()
+    (peak,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    return int(peak) * 1024
 
 
 def step_costs(network: str, steps: int) -> dict[str, Any]:

@@ -28,22 +28,14 @@ EPOCHS, BATCH = 8, 16
 
 
 class Training:
-    """All that a checkpoint holds; a ``Stateful`` of ``torch.distributed.checkpoint``."""
+    """What is divided among the ranks; a ``Stateful`` of ``torch.distributed.checkpoint``."""
 
-    def __init__(self, model: Any, optimizer: Any, scheduler: Any, pruner: fp.Pruner) -> None:
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.pruner = pruner
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self.model, self.optimizer = model, optimizer
 
     def state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        # As bytes, because the structure of a pruner's state depends on where it is taken, and a
-        # distributed checkpoint is loaded into a state of the same structure.
-        return {
-            "model": model,
-            "optimizer": optimizer,
-            "scheduler": self.scheduler.state_dict(),
-            "pruner": self.pruner.state_bytes(),
-        }
+        return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_state_dict(
@@ -52,8 +44,6 @@ class Training:
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.pruner.load_state_bytes(state["pruner"])
 
 
 def main(
@@ -83,9 +73,12 @@ def main(
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
     pruner.set_rates(scheduler, by="steps")
     loader = pruner.loader()
-    training = Training(model, optimizer, scheduler, pruner)
+    training = Training(model, optimizer)
     if resume_from is not None:
         load({"training": training}, checkpoint_id=resume_from)
+        same_on_all = torch.load(resume_from / "same_on_all.pt", weights_only=True)
+        scheduler.load_state_dict(same_on_all["scheduler"])
+        pruner.load_state_dict(same_on_all["pruner"])
 
     taken = 0
     for epoch in pruner.epochs():
@@ -101,6 +94,11 @@ def main(
             if save_to is not None and taken == save_at:
                 pruner.synchronize()  # Inside an epoch, before the state is taken.
                 save({"training": training}, checkpoint_id=save_to)
+                # Beside it, since a distributed checkpoint is loaded into a state of the same
+                # structure, and that of a pruner's state depends on where it is taken.
+                if dist.get_rank() == 0:
+                    same = {"scheduler": scheduler.state_dict(), "pruner": pruner.state_dict()}
+                    torch.save(same, save_to / "same_on_all.pt")
                 return model, pruner, taken
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: trained on {len(pruner.plan.kept)} of 640 samples")

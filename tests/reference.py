@@ -107,17 +107,6 @@ def clears_windows(e: int, windows: Sequence[Window]) -> bool:
     return e in boundaries(windows)
 
 
-def opened(windows: Sequence[Window], e: int) -> list[Window]:
-    """Windows of equal length with another boundary at ``e``, from which they continue."""
-    if e in boundaries(windows):
-        return list(windows)
-    cut = next(w for w in windows if w.begin < e < w.begin + w.length)
-    earlier = [w for w in windows if w.begin < cut.begin]
-    last = windows[-1].begin + windows[-1].length
-    following = [cut._replace(begin=begin) for begin in range(e, last, cut.length)]
-    return [*earlier, cut._replace(length=e - cut.begin), *following]
-
-
 def formula_3(n: int, w: int, a: int, r: int, c: int) -> int:
     """The paper's number of pruned epochs if ``n`` is a multiple of ``w``."""
     return ((w - a) // r * c + (w - a) % r) * (n // w)

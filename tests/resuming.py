@@ -1,5 +1,7 @@
 """Trainings that are stopped: of a pruner with made-up losses, and of a recipe."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -22,15 +24,21 @@ def falling_losses(number):
     return losses_of
 
 
-def train_pruner(pruner, losses_of, *, rescored=None, batch=5, stop=None):
-    """Train with made-up losses, and rescore if the policy asks for it and there are such losses.
+def saved(pruner):
+    """Return the state of a pruner as the bytes of a file."""
+    file = io.BytesIO()
+    torch.save(pruner.state_dict(), file)
+    return file.getvalue()
+
+
+def train_pruner(pruner, losses_of, *, batch=5, stop=None):
+    """Train with made-up losses.
 
     Args:
         pruner: The pruner. Its own batch size has precedence over ``batch``.
         losses_of: Returns the losses of an epoch's samples with the given indices.
-        rescored: Returns the losses of rescored samples in the same way.
         batch: The number of samples per batch.
-        stop: The number of the epoch, and that of its batch or "rescoring", at which to stop.
+        stop: The number of the epoch, and that of its batch, at which to stop.
 
     Returns:
         The kept samples of each epoch with their weights, or None as the weights, and the state at
@@ -46,11 +54,6 @@ def train_pruner(pruner, losses_of, *, rescored=None, batch=5, stop=None):
                 break
             parameter = torch.ones((), requires_grad=True)
             pruner.record(index, losses_of(epoch, index) * parameter).backward()
-        wanted = pruner.to_rescore()
-        for index in () if wanted is None or rescored is None else wanted.split(4):
-            if (epoch, "rescoring") == stop and index[0] != wanted[0]:
-                return plans, pruner.state_dict()
-            pruner.rescore(index, rescored(epoch, index))
         weights = pruner.plan.weights
         kept = pruner.plan.kept
         plans.append((kept.tolist(), None if weights is None else weights[kept].tolist()))

@@ -25,7 +25,6 @@ def make_run(arm, seed, accuracy, *, seconds=100.0, samples=1000, title="title",
         "arm": arm,
         "seed": seed,
         "samples_trained": samples,
-        "forward_samples": samples,
         "skipped_share": 1 - samples / 1000,
         "steps": samples // 10,
         "seconds_train": seconds,
@@ -128,12 +127,6 @@ def test_the_cost_of_an_accuracy_ends_with_the_first_evaluation_that_reaches_it(
     assert cost_to_reach(run, 0.5) == (2.0, 100)
     assert cost_to_reach(run, 0.75) == (6.0, 270)
     assert cost_to_reach(run, 0.91) is None
-
-
-def test_forward_passes_are_counted_besides_the_sample_steps():
-    full, row = table_rows([make_run("full", 0, 0.9), pruned(0, 0.9, forward_samples=940)])
-    assert (full.samples_trained, full.forward_samples) == (1000, 1000)
-    assert (row.samples_trained, row.forward_samples) == (880, 940)
 
 
 def test_only_seeds_of_both_arms_are_paired():

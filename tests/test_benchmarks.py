@@ -246,19 +246,6 @@ def test_the_joint_study_continues_and_makes_its_tables(tmp_path, fast_runs, mon
     assert rows[0].startswith(f"| simulated | full | 1 | 0.50 | 0.0 | {100 * full['accuracy']:.2f}")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_sizes_measures_time_memory_and_bytes(run):
-    small = ["--sizes", 300_000, "--repeats", 1, "--ranks", 2, "--samples", 2_000, "--batch", 50]
-    done = run("sizes.py", *small, "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    (size,) = result["sizes"]
-    assert size["counts and marks, bytes per sample"] == 2
-    assert size["kept indices, MB"] == 0.9
-    sent = {row["exchange"]: row["sent, bytes"] for row in result["bytes"]}
-    assert sent["ShardedPruner"] < sent["a gather at every step"]
-
-
 def test_language_model_trains_the_arms_and_makes_a_table(run, tmp_path):
     out = tmp_path / "results.jsonl"
     arguments = ["train", "--out", out, "--texts", 40, "--held-out", 4, "--packages", "typer"]

@@ -13,7 +13,7 @@ from fineprune.errors import InputError
 from fineprune.experiments.controls import ALL_ARMS, SHORTER, arm_recipe, check_arms, default_arms
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.registry import POLICIES
-from fineprune.training.forecast import cost_is_known, predicted_cost
+from fineprune.training.forecast import predicted_cost
 from fineprune.training.policies import follows_schedule, takes_save
 from fineprune.training.recipe import make_recipe
 
@@ -192,13 +192,6 @@ def test_one_adaptive_recipe_gives_every_arm_about_the_same_cost():
         made = arm_recipe(recipe, arm, 12_800)
         share = predicted_cost(made, 12_800).samples / (40 * 12_800)
         assert share == pytest.approx(0.65, abs=0.01), arm
-
-
-def test_a_policy_whose_cost_depends_on_the_losses_keeps_its_own_settings_as_an_arm():
-    for recipe in (adaptive_recipe(0.35), adaptive_recipe(0.35).replaced("pruning", policy="ucb")):
-        made = arm_recipe(recipe, "kakurenbo", 12_800)
-        assert made.pruning.prune == 0.3
-        assert not cost_is_known(made, 12_800)
 
 
 def adaptive_recipe(save):

@@ -12,7 +12,7 @@ def plan(epoch):
 
 
 def made(epoch=0):
-    cycle: EpochCycle[EpochPlan] = EpochCycle()
+    cycle: EpochCycle = EpochCycle()
     cycle.count = lambda batches: None
     cycle.follow(plan(epoch), 4)
     return cycle

@@ -143,22 +143,6 @@ def test_servers_fine_tune_pretrained_weights_like_one_process(tmp_path, monkeyp
 
 
 @pytest.mark.usefixtures("running_ray")
-def test_skipped_samples_are_rescored_with_the_parameters_of_the_servers(tmp_path):
-    pruning = {"policy": "progressive-dropout", "prune": 0.0, "threshold": 0.1}
-    train(recipe().replaced("pruning", **pruning), tmp_path / "alone")
-    served_recipe = recipe(strategy="async", workers=1, servers=2).replaced("pruning", **pruning)
-    train(served_recipe, tmp_path / "served")
-    served_losses, alone_losses = (
-        learned(tmp_path / name)["losses"] for name in ("served", "alone")
-    )
-    torch.testing.assert_close(served_losses, alone_losses)
-    served, alone = metrics(tmp_path / "served"), metrics(tmp_path / "alone")
-    for name in ("samples", "skipped", "forward_samples"):
-        assert [epoch[name] for epoch in served] == [epoch[name] for epoch in alone]
-    assert any(epoch["forward_samples"] > epoch["samples"] for epoch in served)
-
-
-@pytest.mark.usefixtures("running_ray")
 @pytest.mark.parametrize(
     ("distributed", "pruning"),
     [

@@ -559,8 +559,6 @@ def test_policies_that_a_callback_cannot_serve_are_refused(runs, pruning):
         pruning(fp.Pruner(10, runs.POLICY))
     with pytest.raises(TypeError, match=r"a policy such as .*, got the class FullData"):
         pruning(fp.FullData)
-    with pytest.raises(InputError, match="got 'kakurenbo', which evaluates the skipped ones"):
-        pruning(fp.Kakurenbo(6))
 
 
 # --- the training step ----------------------------------------------------------------------------

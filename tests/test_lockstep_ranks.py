@@ -39,15 +39,13 @@ class Observing(fp.Policy):
 
     name = "observing"
     needs_losses = True
-    rescores = True
 
-    def __init__(self, skips_samples=True):
+    def __init__(self):
         super().__init__(EPOCHS)
-        self.skips_samples = skips_samples
-        self.told, self.rescored = [], []
+        self.told = []
 
     def num_kept(self, epoch):
-        return 16 if epoch % 2 and self.skips_samples else N
+        return 16 if epoch % 2 else N
 
     def select(self, epoch, num_kept, rng):
         odd_first = [*range(1, N, 2), *range(0, N, 2)]
@@ -55,9 +53,6 @@ class Observing(fp.Policy):
 
     def observe(self, epoch, records):
         self.told.append((epoch, records.index, records.losses, records.batch_means))
-
-    def observe_rescored(self, epoch, index, losses):
-        self.rescored.append((epoch, index.tolist(), losses.tolist()))
 
 
 def losses_of(epoch, index, rank):
@@ -83,11 +78,7 @@ def train(rank, options):
         batches = torch.tensor(list(pruner.sampler)).split(BATCH)
         for index in batches:
             pruner.record(index, losses_of(epoch, index, rank))
-        wanted = pruner.to_rescore()
-        parts = [] if wanted is None else wanted.split(3)
-        for index in parts:
-            pruner.rescore(index, losses_of(epoch, index, rank) + 1000)
-        recorded.append((batches, parts))
+        recorded.append(batches)
     return recorded, pruner
 
 
@@ -96,7 +87,7 @@ def test_every_rank_observes_the_batches_of_all_in_the_order_of_the_ranks():
     assert len(one.policy.told) == EPOCHS
     for epoch, told in enumerate(one.policy.told):
         index, losses, means = [], [], []
-        for batches in zip(recorded[epoch][0], of_other[epoch][0], strict=True):
+        for batches in zip(recorded[epoch], of_other[epoch], strict=True):
             values = torch.cat(
                 [losses_of(epoch, batch, rank) for rank, batch in enumerate(batches)]
             )
@@ -112,41 +103,6 @@ def test_every_rank_observes_the_batches_of_all_in_the_order_of_the_ranks():
             np.testing.assert_array_equal(array, same)
     # Number 7 has no finite loss, on whichever rank it is recorded.
     assert one.nonfinite == other.nonfinite == 1
-
-
-def test_every_rank_observes_what_all_have_rescored():
-    (recorded, one), (of_other, other) = on_both_ranks(train)
-    assert one.policy.rescored == other.policy.rescored
-    ((epoch, index, losses),) = one.policy.rescored  # Only the second epoch skips samples.
-    parts = [torch.cat(part[1][1]) for part in (recorded, of_other)]
-    assert epoch == 1
-    assert index == torch.cat(parts).tolist()
-    skipped = set(range(N)) - {
-        int(i) for part in (recorded, of_other) for b in part[1][0] for i in b
-    }
-    assert set(index) == skipped
-    wanted = [losses_of(1, part, rank) + 1000 for rank, part in enumerate(parts)]
-    np.testing.assert_array_equal(losses, torch.cat(wanted).tolist())
-
-
-def test_what_all_ranks_have_rescored_together_is_known_to_be_complete():
-    def stop(rank, options):
-        pruner = fp.Pruner(N, Observing(), seed=4, batch_size=BATCH, **options)
-        for epoch in pruner.epochs():
-            for index in torch.tensor(list(pruner.sampler)).split(BATCH):
-                pruner.record(index, losses_of(epoch, index, rank))
-            wanted = pruner.to_rescore()
-            if wanted is not None:
-                pruner.rescore(wanted, losses_of(epoch, wanted, rank))
-                break
-        pruner.synchronize()
-        return pruner.state_dict()
-
-    state, _ = on_both_ranks(stop)
-    alone = fp.Pruner(N, Observing(), seed=4, batch_size=BATCH)
-    with pytest.warns(UserWarning, match="the number of steps has changed"):
-        alone.load_state_dict(state)
-    assert next(iter(alone.epochs())) == 2  # The second epoch is the one that skips samples.
 
 
 def test_ranks_with_different_seeds_are_refused():
@@ -277,18 +233,3 @@ def test_what_is_not_gathered_from_all_ranks_is_refused(gathered, said):
     options = {"num_replicas": RANKS, "rank": 0, "all_gather": gathered}
     with pytest.raises(InputError, match=f"all_gather to return the 2 arrays .*, {said}: start"):
         train(0, options)
-
-
-def test_nothing_is_exchanged_or_observed_if_no_sample_was_rescored():
-    def without(rank, options):
-        policy = Observing(skips_samples=False)
-        pruner = fp.Pruner(N, policy, seed=4, batch_size=BATCH, **options)
-        for _ in pruner.epochs():
-            for index in torch.tensor(list(pruner.sampler)).split(BATCH):
-                pruner.record(index, losses_of(0, index, rank))
-            assert pruner.to_rescore() is None
-        bound = pruner.policy
-        assert isinstance(bound, Observing)
-        return bound.rescored
-
-    assert on_both_ranks(without) == [[], []]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from resuming import saved
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -381,7 +382,7 @@ POLICIES = {
     "fine-pruning": lambda: fp.FinePruning(fp.Schedule(EPOCHS, 3, 1), prune=24),
     "random": lambda: fp.RandomPruning(fp.Schedule(EPOCHS, 3, 1), prune=24),
     "rs2": lambda: fp.RS2(EPOCHS, save=0.35),
-    "ucb": lambda: fp.UCB(EPOCHS, save=0.35),
+    "infobatch": lambda: fp.InfoBatch(EPOCHS, save=0.35, rescale=False),
     "full": lambda: fp.FullData(EPOCHS),
 }
 
@@ -394,12 +395,6 @@ def test_a_loop_that_forgets_the_epochs_is_noticed_with_every_policy(policy, bat
     with pytest.raises(InputError, match=OVERFULL):
         forgets_epochs_of_any(pruner, loader)
     assert pruner.position.samples == len(pruner.plan.kept)
-
-
-def test_a_sharded_pruner_notices_such_a_loop_too():
-    pruner = fp.ShardedPruner(data(), POLICIES["fine-pruning"](), batch_size=BATCH)
-    with pytest.raises(InputError, match=OVERFULL):
-        forgets_epochs_of_any(pruner, pruner.loader())
 
 
 def forgets_epochs_of_any(pruner, loader):
@@ -510,10 +505,10 @@ def test_a_copy_trains_by_its_own_plan():
     copied = copy.deepcopy(pruner)
     assert copied.loader() is not loader
     assert copied.loader().pruner is copied
-    before = pruner.state_bytes()
+    before = saved(pruner)
     plain(copied, Run())
     assert copied.position.epoch == EPOCHS
-    assert pruner.state_bytes() == before
+    assert saved(pruner) == before
     copied.load_state_dict(pruner.state_dict())
     assert copied.position == pruner.position
 
@@ -566,14 +561,9 @@ NUMPYS = [
         returning=numpys("f4", 0.25),
     ),
     fp.FinePruning(fp.Schedule(EPOCHS, 3, 1), numpys("f8", 0.25), tolerance=numpys("f4", 0.1)),
-    fp.FinePruning(
-        fp.Schedule(EPOCHS, numpys("i4", 3), numpys("i8", 1)), 24, max_skips=numpys("i8", 2)
-    ),
+    fp.FinePruning(fp.Schedule(EPOCHS, numpys("i4", 3), numpys("i8", 1)), 24),
     fp.InfoBatch(EPOCHS, numpys("f8", 0.5), anneal=numpys("f8", 0.2)),
-    fp.Kakurenbo(EPOCHS, numpys("i8", 20), confidence=numpys("f8", 0.7)),
-    fp.ProgressiveDropout(EPOCHS, threshold=numpys("f8", 0.5)),
     fp.RS2(EPOCHS, numpys("f8", 0.25)),
-    fp.UCB(EPOCHS, numpys("f8", 0.3), smoothing=numpys("f8", 0.5), period=numpys("i8", 2)),
     fp.RandomPruning(fp.Schedule(EPOCHS, 3, 1), numpys("i4", 24)),
 ]
 
@@ -638,9 +628,7 @@ def planned(pruner):
     return numbers
 
 
-@pytest.mark.parametrize("kind", [fp.Kakurenbo, fp.ProgressiveDropout])
-@pytest.mark.parametrize("rescores", [False, True])
-def test_a_state_saved_at_the_end_of_the_body_continues_with_the_next_epoch(kind, rescores):
+def test_a_state_saved_at_the_end_of_the_body_continues_with_the_next_epoch():
     """A scheduler at the end of the body then takes one step per epoch."""
 
     def body(pruner, stop=None):
@@ -648,18 +636,15 @@ def test_a_state_saved_at_the_end_of_the_body_continues_with_the_next_epoch(kind
         for epoch in pruner.epochs():
             for index, (x, _) in pruner.loader():
                 pruner.observe(index, x.sum(1).abs() / 3)
-            wanted = pruner.to_rescore() if rescores else None
-            if wanted is not None:
-                pruner.rescore(wanted, torch.full((len(wanted),), 0.2))
             done.append(epoch)
             if epoch == stop:
                 break
         return done
 
     for stop in range(EPOCHS):
-        first = new(kind(EPOCHS, rescale=False))
+        first = new(fp.InfoBatch(EPOCHS, rescale=False))
         done = body(first, stop)
-        second = new(kind(EPOCHS, rescale=False))
+        second = new(fp.InfoBatch(EPOCHS, rescale=False))
         second.load_state_dict(first.state_dict())
         assert done + body(second) == list(range(EPOCHS))
 
@@ -723,10 +708,9 @@ def unreadable(places, made):
 
 @pytest.mark.parametrize("places", [[2], [BATCH - 1], [2 * BATCH - 1], [3, BATCH + 1], [N - 1]])
 @pytest.mark.parametrize("stops", [(1, 1), (2, 1), (1, 3)])
-@pytest.mark.parametrize("kind", [fp.Pruner, fp.ShardedPruner])
-def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops, kind):
+def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops):
     def begin():
-        return kind(data(), fp.FullData(1), seed=3, batch_size=BATCH)
+        return fp.Pruner(data(), fp.FullData(1), seed=3, batch_size=BATCH)
 
     state = begin().state_dict()
     gone, collate = unreadable(places, begin())
@@ -763,9 +747,8 @@ def test_a_loop_that_was_left_goes_on_behind_samples_that_were_left_out(place):
     assert sorted(trained + gone) == list(range(N))
 
 
-@pytest.mark.parametrize("kind", [fp.Pruner, fp.ShardedPruner])
-def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out(kind):
-    pruner = kind(data(), fp.FullData(2), batch_size=BATCH, accumulation=5)
+def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out():
+    pruner = fp.Pruner(data(), fp.FullData(2), batch_size=BATCH, accumulation=5)
     _, collate = unreadable([2], pruner)
     loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
     due = 0

@@ -13,8 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -80,8 +78,7 @@ def test_a_loop_over_numbers_trains_as_the_loop_over_epochs(undisturbed):
 
 @pytest.mark.parametrize("epoch", [0, 3, 7])
 @pytest.mark.parametrize("after", [0, 1, 5, None])
-@pytest.mark.parametrize("saved", ["state", "bytes"])
-def test_a_started_epoch_continues_where_the_state_was_taken(epoch, after, saved, undisturbed):
+def test_a_started_epoch_continues_where_the_state_was_taken(epoch, after, undisturbed):
     first = made()
     seen = {}
     for number in range(epoch + 1):
@@ -91,10 +88,7 @@ def test_a_started_epoch_continues_where_the_state_was_taken(epoch, after, saved
         if not last:
             first.end_epoch()
     second = made()
-    if saved == "bytes":
-        second.load_state_bytes(first.state_bytes())
-    else:
-        second.load_state_dict(first.state_dict())
+    second.load_state_dict(first.state_dict())
     assert (
         second.position
         == first.position
@@ -246,12 +240,12 @@ def test_batches_and_steps_of_every_epoch_are_those_of_a_loader(
 
 
 def test_numbers_that_depend_on_data_are_known_for_the_current_epoch_only():
-    pruner = made(fp.Kakurenbo(8, 0.3))
+    pruner = made(fp.InfoBatch(8))
     for epoch in pruner.epochs():
         assert pruner.batches(epoch) == len(pruner.loader())
         for later in range(epoch + 1, 8):
             if pruner.num_kept(later) is None:
-                with pytest.raises(InputError, match=f"got epoch {later} of policy 'kakurenbo'"):
+                with pytest.raises(InputError, match=f"got epoch {later} of policy 'infobatch'"):
                     pruner.batches(later)
         train(pruner, epoch, pruner.loader())
 
@@ -494,58 +488,6 @@ def test_without_weights_the_losses_are_returned_as_they_are():
             made().weighted([0, 1, 2], wrong)
 
 
-# --- state as bytes --------------------------------------------------------------------------
-
-
-class Pruning:
-    """A pruner as a ``Stateful`` of ``torch.distributed.checkpoint``."""
-
-    def __init__(self, pruner):
-        self.pruner = pruner
-
-    def state_dict(self):
-        return {"pruner": self.pruner.state_bytes()}
-
-    def load_state_dict(self, state):
-        self.pruner.load_state_bytes(state["pruner"])
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-def test_a_state_inside_an_epoch_goes_through_a_distributed_checkpoint(tmp_path, undisturbed):
-    first, second = made(), made()
-    for epoch in range(3):
-        first.start_epoch(epoch)
-        train(first, epoch, first.loader())
-        first.end_epoch()
-    first.start_epoch(3)
-    seen = train(first, 3, first.loader(), 5)
-    save({"pruning": Pruning(first)}, checkpoint_id=tmp_path)
-    load({"pruning": Pruning(second)}, checkpoint_id=tmp_path)
-    second.start_epoch(3)
-    assert seen + train(second, 3, second.loader()) == undisturbed[0][3]
-    torch.save({"pruner": first.state_bytes()}, tmp_path / "state.pt")
-    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
-    made().load_state_bytes(loaded["pruner"])
-
-
-class Runs:
-    """An object that would run code when it is unpickled."""
-
-    def __reduce__(self):
-        return (print, ("this must not run",))
-
-
-def test_bytes_of_something_else_are_refused(tmp_path, capsys):
-    torch.save({"version": 1, "code": Runs()}, tmp_path / "bad.pt")
-    for data in (b"", b"nonsense", made().state_bytes()[:-50], (tmp_path / "bad.pt").read_bytes()):
-        with pytest.raises(InputError, match=r"expected the bytes of state_bytes\(\)") as error:
-            made().load_state_bytes(data)
-        assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="got dict"):
-        made().load_state_bytes(made().state_dict())
-    assert capsys.readouterr().out == ""
-
-
 # --- reports ---------------------------------------------------------------------------------
 
 
@@ -589,7 +531,7 @@ def test_an_epoch_that_the_loop_leaves_early_counts_with_what_it_trained(drop_la
 
 
 def test_what_is_not_known_in_advance_is_not_predicted():
-    data_driven = made(fp.Kakurenbo(8, 0.3)).summary()
+    data_driven = made(fp.InfoBatch(8)).summary()
     assert data_driven["predicted_saving"] is None
     assert data_driven["total_steps"] is None
     shares = made(batch_size=None).summary()
@@ -598,7 +540,7 @@ def test_what_is_not_known_in_advance_is_not_predicted():
     assert made(fp.Adaptive(8, save=0.25)).summary()["predicted_saving"] == pytest.approx(0.25)
 
 
-def test_the_summary_names_the_first_suspects_and_notebooks_show_it():
+def test_the_summary_names_the_first_suspects():
     pruner = made(fp.Adaptive(8, save=0.25, rates=[1.0] * 4 + [0.1] * 4))
     for epoch in pruner.epochs():
         for index, _ in pruner.loader():
@@ -611,11 +553,6 @@ def test_the_summary_names_the_first_suspects_and_notebooks_show_it():
         "Pruner(96 samples, policy 'adaptive', 1 of 8 epochs done, "
         f"{pruner.summary()['skipped']:.1%} skipped)"
     )
-    page = pruner._repr_html_()
-    assert page.startswith("<table>")
-    assert "<th style='text-align:left'>predicted saving</th>" in page
-    assert "25.0%" in page
-    assert "84, 72, 60" in page
 
 
 class Scalars:
@@ -691,7 +628,7 @@ def test_reports_touch_no_plan_and_no_random_state():
     random.seed(0)
     before = torch.get_rng_state(), random.getstate()
     for epoch in pruner.epochs():
-        repr(pruner), pruner.summary(), pruner.position, pruner._repr_html_()
+        repr(pruner), pruner.summary(), pruner.position
         if epoch < 7:
             continue  # Nothing was trained, so there is nothing to warn of.
     assert torch.equal(before[0], torch.get_rng_state())

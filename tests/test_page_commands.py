@@ -42,7 +42,6 @@ WHY_NOT = {
     "pip": "it installs",
     "git": "it needs an address to clone from",
     ".venv/bin/pre-commit": "it changes the settings of the clone",
-    "unshare": "it needs a network namespace",
     "sbatch": "it needs Slurm; test_slurm.py runs the scripts",
     "while": "it trains for hours",
     "export": "it only sets a variable",

@@ -1,4 +1,4 @@
-"""The options that every policy takes: anneal, rescale, keep_per_class and max_skips."""
+"""The options that every policy takes: anneal and rescale."""
 
 import functools
 import itertools
@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from resuming import stopped_and_resumed, train_pruner
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.pruning.plan_options import AppliedOptions
 from fineprune.pruning.policies.matched import Matched
 
-N, BATCH, EPOCHS, CLASSES = 120, 5, 12, 6
-LABELS = [sample % CLASSES if sample % 3 else 0 for sample in range(N)]
+N, BATCH, EPOCHS = 120, 5, 12
+LABELS = [sample % 6 if sample % 3 else 0 for sample in range(N)]
 
 
 def schedule():
@@ -57,23 +54,9 @@ POLICIES = {
     "infobatch-save": lambda **options: fp.InfoBatch(EPOCHS, save=0.3, **options),
     "rs2": lambda **options: fp.RS2(EPOCHS, 0.3, **options),
     "rs2-replacement": lambda **options: fp.RS2(EPOCHS, 0.3, replacement=True, **options),
-    "kakurenbo": lambda **options: fp.Kakurenbo(EPOCHS, **options),
-    "ucb": lambda **options: fp.UCB(EPOCHS, 0.3, **options),
-    "progressive-dropout": lambda **options: fp.ProgressiveDropout(
-        EPOCHS, threshold=0.3, **{"anneal": 0.0, **options}
-    ),
-    "progressive-dropout-scalar": lambda **options: fp.ProgressiveDropout(
-        EPOCHS, "scalar", decay=0.96, **{"anneal": 0.0, **options}
-    ),
-    "progressive-dropout-matched": lambda **options: fp.ProgressiveDropout(
-        EPOCHS, "schedule-matched", threshold=0.3, **{"anneal": 0.0, **options}
-    ),
     "adaptive-suspects": lambda **options: fp.Adaptive(
         EPOCHS, 0.3, rates=[1] * EPOCHS, patience=2, chance=5.0, **options
     ),
-    "ucb-period": lambda **options: fp.UCB(EPOCHS, 0.2, period=3, epsilon=0.2, **options),
-    "selective-backprop": lambda **options: fp.SelectiveBackprop(EPOCHS, begin=0.25, **options),
-    "seta": lambda **options: fp.SeTa(EPOCHS, **options),
     "matched": lambda **options: Matched(EPOCHS, [100] * EPOCHS, [1.2] * EPOCHS, **options),
     "own": lambda **options: SkipsTheFirst(EPOCHS, **options),
     "full": lambda **options: fp.FullData(EPOCHS, **options),
@@ -101,10 +84,7 @@ def made(policy, **options):
 
 
 def train(pruner, stop=None):
-    def rescored(epoch, index):
-        return losses_of(epoch + 1000, index)
-
-    return train_pruner(pruner, losses_of, rescored=rescored, stop=stop)
+    return train_pruner(pruner, losses_of, stop=stop)
 
 
 @functools.cache
@@ -115,16 +95,6 @@ def plans_of(name, **options):
 
 def kept_of(plans):
     return [kept for kept, _ in plans]
-
-
-def longest_skips(kept):
-    """Return the largest number of epochs in a row in which a sample was skipped."""
-    longest = run = np.zeros(N, dtype=int)
-    for part in kept:
-        run = run + 1
-        run[part] = 0
-        longest = np.maximum(longest, run)
-    return int(longest.max())
 
 
 # Each option with every policy
@@ -140,26 +110,8 @@ def test_the_last_epochs_train_all_samples(name, anneal):
 
 
 @every_policy
-def test_the_number_of_kept_samples_does_not_change(name):
-    with_all = plans_of(name, rescale=True, keep_per_class=0.4, max_skips=3)
-    if name in ("infobatch", "seta"):  # Their numbers depend on the losses of the chosen samples.
-        return
-    assert [len(kept) for kept, _ in with_all] == [len(kept) for kept, _ in plans_of(name)]
-
-
-@each_policy_with_one_of("most", [(1,), (2,), (4,)])
-def test_no_sample_is_skipped_more_often_in_a_row(name, most):
-    assert longest_skips(kept_of(plans_of(name, max_skips=most))) <= most
-    if name == "own":
-        assert longest_skips(kept_of(plans_of(name))) > most
-
-
-@each_policy_with_one_of("share", [(0.2,), (0.6,)])
-def test_every_class_keeps_its_share(name, share):
-    sizes = np.bincount(LABELS)
-    for kept, _ in plans_of(name, keep_per_class=share):
-        numbers = np.bincount(np.array(LABELS)[kept], minlength=CLASSES)
-        assert (numbers >= np.ceil(share * sizes)).all()
+def test_weights_do_not_change_which_samples_are_kept(name):
+    assert kept_of(plans_of(name, rescale=True)) == kept_of(plans_of(name))
 
 
 @every_policy
@@ -169,13 +121,12 @@ def test_rescaled_weights_have_the_number_of_all_samples_as_their_sum(name):
             continue
         assert weights is not None
         # InfoBatch's published weights have this sum in expectation only. In its other form, the
-        # samples below the mean have no weight in an epoch that must skip all of them. Kakurenbo's
-        # factor follows from the largest number that an epoch may skip.
-        if not name.startswith(("infobatch", "kakurenbo")):
+        # samples below the mean have no weight in an epoch that must skip all of them.
+        if not name.startswith("infobatch"):
             assert sum(weights) == pytest.approx(N, rel=1e-5)
 
 
-ALL_OPTIONS = {"anneal": 0.2, "rescale": True, "keep_per_class": 0.4, "max_skips": 2}
+ALL_OPTIONS = {"anneal": 0.2, "rescale": True}
 STOPS = [(0, 2), (4, 0), (5, 3), (11, 1)]
 
 
@@ -208,9 +159,9 @@ def test_the_adaptive_policy_takes_the_steps_of_annealed_epochs_from_the_others(
 # The weights
 
 
-def reached(policy, options, values, epochs=1000, **pruner_options):
+def reached(policy, options, values, epochs=1000):
     """Return the mean over many epochs of the weighted sum of ``values`` over the kept samples."""
-    pruner = fp.Pruner(len(values), policy(epochs, **options), **pruner_options)
+    pruner = fp.Pruner(len(values), policy(epochs, **options))
     sums = []
     for _ in pruner.epochs():
         plan = pruner.plan
@@ -226,17 +177,8 @@ def with_replacement(epochs, **options):
 POWERS = torch.tensor([float(2 ** (sample % 5)) for sample in range(24)])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rescale": True},
-        {"rescale": True, "max_skips": 1},
-        {"rescale": True, "max_skips": 2},
-        {"rescale": True, "keep_per_class": 0.5},
-    ],
-)
-def test_the_weighted_sum_has_the_expectation_of_the_sum_over_all_samples(options):
-    mean = reached(with_replacement, options, POWERS, labels=[0] * 4 + [1] * 20)
+def test_the_weighted_sum_has_the_expectation_of_the_sum_over_all_samples():
+    mean = reached(with_replacement, {"rescale": True}, POWERS)
     assert mean == pytest.approx(POWERS.sum().item(), rel=0.02)
 
 
@@ -246,67 +188,15 @@ def test_without_weights_the_sum_is_that_of_the_share_that_is_kept():
     )
 
 
-# Which samples are exchanged
-
-
-@given(st.integers(2, 60), st.data())
-@settings(deadline=None)
-def test_forced_samples_come_first_and_only_others_are_exchanged(total, data):
-    seed = data.draw(st.integers(0, 99))
-    draw = np.random.default_rng(seed)
-    kept = np.sort(draw.permutation(total)[: data.draw(st.integers(1, total))])
-    skips = draw.integers(0, 6, total).astype(np.uint8)
-    skips[kept] = data.draw(st.integers(0, 6))
-    most = data.draw(st.integers(1, 6))
-    forced = skips >= most
-    labels = draw.integers(0, 4, total)
-    labels = np.unique(labels, return_inverse=True)[1]
-    share = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
-    quotas = np.ceil(np.bincount(labels) * share - 1e-9)
-    options = AppliedOptions(fp.PlanOptions(keep_per_class=share, max_skips=most), total, labels)
-    options.load_skips(torch.from_numpy(skips))
-    plan = fp.EpochPlan(0, torch.from_numpy(kept))
-    result = options.apply(plan, np.random.default_rng(1)).kept.numpy()
-    assert len(result) == len(kept)
-    assert (np.diff(result) > 0).all()
-    chosen = np.isin(np.arange(total), result)
-    needed = int(forced.sum())
-    if needed <= len(kept):
-        assert chosen[forced].all()
-    else:
-        assert forced[chosen].all()
-        assert skips[chosen].min() >= skips[forced & ~chosen].max()
-    counts = np.bincount(labels[chosen], minlength=len(quotas))
-    of_forced = np.bincount(labels[forced], minlength=len(quotas))
-    if np.maximum(quotas, of_forced).sum() <= len(kept):
-        assert (counts >= quotas).all()
-    already = np.bincount(labels[kept], minlength=len(quotas))
-    if np.isin(np.flatnonzero(forced), kept).all() and (already >= quotas).all():
-        assert (result == kept).all()
-
-
-def test_the_exchanged_samples_are_random_ones():
-    policy = SkipsTheFirst(400, max_skips=1)
-    pruner = fp.Pruner(N, policy)
-    counts = np.zeros(N, dtype=int)
-    for _ in pruner.epochs():
-        if pruner.plan.epoch % 2:
-            assert set(range(40)) <= set(pruner.plan.kept.tolist())
-        counts[pruner.plan.kept] += 1
-    # Half of the samples from 40 on are exchanged in every second epoch.
-    assert (counts[40:] > 250).all()
-    assert (counts[40:] < 350).all()
-
-
 # States and settings
 
 
 def test_a_state_with_options_needs_the_same_options():
-    state = made(POLICIES["random"](max_skips=3)).state_dict()
+    state = made(POLICIES["random"](anneal=0.2)).state_dict()
     different: dict[str, dict[str, Any]] = {
         "options=None": {},
-        "max_skips=4, got 3": {"max_skips": 4},
-        "anneal=0.1, got 0": {"max_skips": 3, "anneal": 0.1},
+        "anneal=0.1, got 0.2": {"anneal": 0.1},
+        "rescale=True, got False": {"anneal": 0.2, "rescale": True},
     }
     for message, other in different.items():
         with pytest.raises(InputError, match=f"expected a pruner state with {message}"):
@@ -316,7 +206,6 @@ def test_a_state_with_options_needs_the_same_options():
 def test_options_that_are_off_store_nothing():
     state = made(POLICIES["random"]()).state_dict()
     assert state["options"] is None
-    assert state["skips"] is None
 
 
 @each_policy_with_one_of(
@@ -326,9 +215,6 @@ def test_options_that_are_off_store_nothing():
         ({"anneal": float("nan")}, "expected anneal as a share"),
         ({"anneal": "0.1"}, "expected anneal as a share"),
         ({"rescale": 1}, "expected rescale as True or False, got 1"),
-        ({"keep_per_class": 1.5}, "expected keep_per_class as a share"),
-        ({"max_skips": 0}, "expected max_skips to be a whole number of at least 1, got 0"),
-        ({"max_skips": 256}, "expected max_skips of at most 255, got 256"),
     ],
 )
 def test_wrong_options_are_refused(name, options, message):
@@ -339,26 +225,12 @@ def test_wrong_options_are_refused(name, options, message):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (None, r"expected Pruner\(..., labels=...\) with the class of each sample"),
         ([0] * (N - 1), f"expected one label for each of {N} samples, got {N - 1}"),
         ([0.5] * N, "expected labels as integers"),
         ([[0]] * N, "expected labels as integers"),
         ([[0], [0, 1]], "expected labels as integers"),
     ],
 )
-def test_missing_or_wrong_labels_are_refused(labels, message):
+def test_wrong_labels_are_refused(labels, message):
     with pytest.raises(InputError, match=message):
-        made(fp.RS2(EPOCHS, 0.3, keep_per_class=0.2), labels=labels)
-
-
-def test_a_share_per_class_that_leaves_nothing_to_skip_is_refused():
-    with pytest.raises(InputError, match="expected keep_per_class to need at most the"):
-        made(fp.RS2(EPOCHS, 0.5, keep_per_class=0.9))
-
-
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_labels_may_be_of_any_kind_and_have_gaps(kind):
-    labels = kind([-7 if label == 0 else 100 * label for label in LABELS])
-    policy = fp.RS2(EPOCHS, 0.3, keep_per_class=0.6)
-    plans, _ = train(made(policy, labels=labels))
-    assert kept_of(plans) == kept_of(train(made(policy))[0])
+        made(fp.RS2(EPOCHS, 0.3), labels=labels)

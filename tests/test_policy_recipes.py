@@ -73,37 +73,18 @@ def recipe_of(pruning, **sections):
         ({"policy": "infobatch", "save": 0.2}, fp.InfoBatch(8, save=0.2)),
         ({"policy": "infobatch", "save": 0.2, "prune": 0}, fp.InfoBatch(8, save=0.2)),
         (
-            {"policy": "infobatch", "anneal": 0.0, "rescale": False, "max_skips": 5},
-            fp.InfoBatch(8, anneal=0.0, rescale=False, max_skips=5),
+            {"policy": "infobatch", "anneal": 0.0, "rescale": False},
+            fp.InfoBatch(8, anneal=0.0, rescale=False),
         ),
         ({"policy": "rs2"}, fp.RS2(8)),
         (
             {"policy": "rs2", "save": 0.5, "replacement": True, "anneal": 0.25},
             fp.RS2(8, 0.5, replacement=True, anneal=0.25),
         ),
-        ({"policy": "kakurenbo"}, fp.Kakurenbo(8)),
-        (
-            {"policy": "kakurenbo", "prune": 64, "confidence": 0.9, "rescale": False},
-            fp.Kakurenbo(8, 64, confidence=0.9, rescale=False),
-        ),
-        ({"policy": "ucb"}, fp.UCB(8)),
-        (
-            {"policy": "ucb", "save": 0.2, "smoothing": 0, "exploration": 2.0, "period": 3},
-            fp.UCB(8, 0.2, smoothing=0, exploration=2, period=3),
-        ),
-        ({"policy": "progressive-dropout"}, fp.ProgressiveDropout(8)),
-        (
-            {"policy": "progressive-dropout", "form": "scalar", "decay": 0.9, "anneal": 0.25},
-            fp.ProgressiveDropout(8, "scalar", decay=0.9, anneal=0.25),
-        ),
-        (
-            {"policy": "progressive-dropout", "form": "schedule-matched", "threshold": 0.5},
-            fp.ProgressiveDropout(8, "schedule-matched", threshold=0.5),
-        ),
         ({"policy": "full", "anneal": 0.25}, fp.FullData(8, anneal=0.25)),
         (
-            {"policy": "random", "window": 4, "prune": 0.3, "keep_per_class": 0.5},
-            fp.RandomPruning(fp.Schedule(8, 4, 0), 0.3, keep_per_class=0.5),
+            {"policy": "random", "window": 4, "prune": 0.3, "anneal": 0.5},
+            fp.RandomPruning(fp.Schedule(8, 4, 0), 0.3, anneal=0.5),
         ),
         (
             {"policy": "fine-pruning", "window": 4, "prune": 0.3, "rescale": True},
@@ -126,12 +107,8 @@ def test_the_recipe_of_a_run_says_what_the_defaults_of_a_policy_are():
     infobatch = recipe_of({"policy": "infobatch"}).pruning
     assert (infobatch.prune, infobatch.save) == (0.5, None)
     assert (infobatch.anneal, infobatch.rescale) == (0.125, True)
-    kakurenbo = recipe_of({"policy": "kakurenbo"}).pruning
-    assert (kakurenbo.prune, kakurenbo.confidence, kakurenbo.rescale) == (0.3, 0.7, True)
-    ucb = recipe_of({"policy": "ucb"}).pruning
-    assert (ucb.save, ucb.smoothing, ucb.exploration, ucb.period) == (0.35, 0.8, 1.0, 1)
-    dropout = recipe_of({"policy": "progressive-dropout"}).pruning
-    assert (dropout.form, dropout.threshold, dropout.decay) == ("difficulty", 0.3, 0.95)
+    rs2 = recipe_of({"policy": "rs2"}).pruning
+    assert (rs2.save, rs2.replacement) == (0.35, False)
     scheduled = recipe_of({"policy": "random", "window": 4}).pruning
     assert (scheduled.prune, scheduled.save, scheduled.anneal) == (0.0, None, None)
 
@@ -142,8 +119,6 @@ def test_a_recipe_can_set_the_chance_of_adaptive():
 
 
 SERVED = {"distributed": {"strategy": "sync", "workers": 2}}
-SMOOTHED = {"training": {"epochs": 8, "label_smoothing": 0.1}}
-DROPOUT = {"policy": "progressive-dropout"}
 
 
 @pytest.mark.parametrize(
@@ -155,18 +130,13 @@ DROPOUT = {"policy": "progressive-dropout"}
         ({"policy": "infobatch", "prune": 0.3, "save": 0.2}, {}, "set one of them to 0"),
         ({"policy": "a:B", "save": 0.3}, {}, "got pruning.save = 0.3: put it into"),
         ({"policy": "a:B", "prune": 0.3}, {}, "got pruning.prune = 0.3: put it into"),
-        ({"policy": "a:B", "max_skips": 0}, {}, "expected max_skips"),
+        ({"policy": "a:B", "anneal": 2.0}, {}, "expected anneal"),
         ({"policy": "a b:C"}, {}, "expected pruning.policy in the form module:attribute"),
         ({"policy": "rs3"}, {}, "did you mean 'rs2'"),
         ({"policy": "a:B", "arguments": 3}, {}, "expected pruning.arguments to be table, got 3"),
         ({"policy": "a:B", "arguments": {"x": float("inf")}}, {}, "arguments.x as a finite"),
         ({"policy": "rs2", "anneal": "much"}, {}, "expected pruning.anneal to be float"),
-        ({"policy": "ucb", "confidence": 0.8}, {}, "expected pruning.confidence with"),
-        ({"policy": "kakurenbo", "period": 2}, {}, "expected pruning.period with"),
-        ({"policy": "a:B", "form": "scalar"}, {}, "expected pruning.form with"),
-        ({"policy": "ucb", "prune": 0.3}, {}, "expected pruning.save with"),
-        ({"policy": "kakurenbo"}, SMOOTHED, "expected training.label_smoothing = 0 with"),
-        (DROPOUT, SMOOTHED, "expected training.label_smoothing = 0 with"),
+        ({"policy": "a:B", "replacement": True}, {}, "expected pruning.replacement with"),
     ],
 )
 def test_settings_that_a_policy_does_not_have_are_refused(pruning, sections, message):
@@ -174,13 +144,8 @@ def test_settings_that_a_policy_does_not_have_are_refused(pruning, sections, mes
         recipe_of(pruning, **sections)
 
 
-@pytest.mark.parametrize("policy", ["infobatch", "kakurenbo", "progressive-dropout"])
-def test_parameter_servers_train_with_weights_and_rescored_samples(policy):
-    assert recipe_of({"policy": policy}, **SERVED).policy()
-
-
-def test_the_scalar_form_needs_no_probabilities():
-    assert recipe_of({**DROPOUT, "form": "scalar"}, **SMOOTHED).policy()
+def test_parameter_servers_train_with_weights():
+    assert recipe_of({"policy": "infobatch"}, **SERVED).policy()
 
 
 # A policy of the user's own
@@ -189,7 +154,7 @@ def test_the_scalar_form_needs_no_probabilities():
 def test_a_recipe_names_a_policy_and_its_arguments(own_policies, tmp_path):
     arguments = {"start": 3, "names": ["a", 'b"\\'], "deep er": {"x": 0.5, "on": True}}
     recipe = recipe_of(
-        {"policy": "own_policies:Half", "arguments": arguments, "max_skips": 4, "window": 4}
+        {"policy": "own_policies:Half", "arguments": arguments, "anneal": 0.25, "window": 4}
     )
     assert "own_policies" not in sys.modules  # Only making the policy runs the user's code.
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
@@ -200,7 +165,7 @@ def test_a_recipe_names_a_policy_and_its_arguments(own_policies, tmp_path):
     assert policy.epochs == 8
     assert policy.start == 3
     assert policy.more == {"deep er": {"x": 0.5, "on": True}}
-    assert policy.plan_options == PlanOptions(max_skips=4)
+    assert policy.plan_options == PlanOptions(anneal=0.25)
 
 
 @pytest.mark.parametrize(
@@ -236,30 +201,13 @@ def test_a_run_with_an_own_policy_trains_what_it_says(own_policies, tmp_path):
     assert numbers == [256, 128, 256]
 
 
-def test_a_run_gives_the_classes_of_its_data_to_the_pruner(tmp_path):
-    pruning = {"policy": "rs2", "save": 0.5, "keep_per_class": 0.4, "rescale": True}
-    recipe = make_recipe({**SMALL, "training": {"epochs": 2, "batch_size": 32}, "pruning": pruning})
-    numbers = []
-    train(recipe, tmp_path / "run", on_epoch=lambda metrics: numbers.append(metrics["samples"]))
-    assert numbers == [128, 128]
-
-
 OWN_DATA = """
 import torch
 from torch.utils.data import ConcatDataset, TensorDataset
 
-def labelled():
-    images = torch.rand(64, 3, 32, 32)
-    return TensorDataset(images, torch.arange(64) % 4), TensorDataset(images, torch.arange(64) % 4)
-
 def unlabelled():
-    train, test = labelled()
-    return ConcatDataset([train]), test
-
-def with_targets():
-    train, test = unlabelled()
-    train.targets = (torch.arange(64) % 4).tolist()
-    return train, test
+    labelled = TensorDataset(torch.rand(64, 3, 32, 32), torch.arange(64) % 4)
+    return ConcatDataset([labelled]), labelled
 """
 
 
@@ -268,21 +216,12 @@ def test_own_data_need_an_attribute_with_the_classes(tmp_path, monkeypatch, vali
     (tmp_path / "own_classes.py").write_text(OWN_DATA)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    sections = {
-        **SMALL,
-        "network": {"name": "lenet", "classes": 4},
-        "training": {"epochs": 1, "batch_size": 8},
-        "pruning": {"policy": "rs2", "save": 0.5, "keep_per_class": 0.4},
-    }
     torch.manual_seed(0)
-    data: dict[str, Any] = {"validation": validation}
-    for function in ("labelled", "with_targets"):
-        data["name"] = f"own_classes:{function}"
-        summary = train(make_recipe({**sections, "data": data}), tmp_path / function)
-        assert summary.policy == "rs2"
-    data["name"] = "own_classes:unlabelled"
-    with pytest.raises(InputError, match="to have an attribute targets or labels"):
-        train(make_recipe({**sections, "data": data}), tmp_path / "unlabelled")
-    data |= {"labels": "labels.csv", "true_labels": "dataset"}
-    with pytest.raises(InputError, match=r"data\.true_labels need the class of each sample"):
+    data = {
+        "validation": validation,
+        "name": "own_classes:unlabelled",
+        "labels": "labels.csv",
+        "true_labels": "dataset",
+    }
+    with pytest.raises(InputError, match=r"data\.true_labels needs the class of each sample"):
         load_data(make_recipe({**SMALL, "network": {"classes": 4}, "data": data}))

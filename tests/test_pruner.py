@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from resuming import saved
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import fineprune as fp
@@ -206,18 +207,6 @@ def test_a_training_that_ends_short_of_its_steps_is_noticed_at_its_end():
     with pytest.warns(RuntimeWarning, match=f"of the {total} steps that total_steps") as caught:
         train_at_most(pruner, cap)
     assert len(caught) == 1
-
-
-def test_steps_that_a_new_window_takes_away_are_no_reason_to_warn():
-    schedule = fp.Schedule(12, window=(4, 8), start=(0, 8))
-    pruner = fp.Pruner(torch.arange(N), fp.RandomPruning(schedule, N // 2), batch_size=8)
-    total = pruner.total_steps()
-    for epoch in pruner.epochs():
-        for indices, _ in pruner.loader():
-            pruner.record(indices, losses_of(epoch, indices))
-        if epoch == 2:
-            pruner.open_window()
-    assert pruner.steps_done < 0.98 * total
 
 
 @pytest.mark.parametrize("batch_size", [40, 100, 128])
@@ -420,7 +409,7 @@ def test_a_view_of_a_large_tensor_is_copied_and_does_not_keep_it_alive():
 
 
 def test_a_large_batch_is_joined_at_once(monkeypatch):
-    monkeypatch.setattr("fineprune.pruning.epoch_loop.MOST_LOSSES_WAITING", 100)
+    monkeypatch.setattr("fineprune.pruning.pruner.MOST_LOSSES_WAITING", 100)
     pruner = made()
     for indices in torch.arange(N).split(64):
         pruner.record(indices, losses_of(0, indices))
@@ -701,25 +690,6 @@ def test_break_leaves_the_epoch_open_and_epochs_continues_it():
     assert torch.equal(whole.counts, broken.counts)
 
 
-def test_a_window_opened_while_training_is_part_of_the_state():
-    schedule = fp.Schedule(epochs=20, window=50, start=2)
-    first = made(fp.FinePruning(schedule, prune=32))
-    for epoch in first.epochs():
-        train_epoch(first, epoch)
-        if epoch == 5:
-            first.open_window()
-        if epoch == 7:
-            break
-    second = made(fp.FinePruning(schedule, prune=32))
-    second.load_state_dict(first.state_dict())
-    for epoch in range(20):
-        assert first.policy.schedule.prunes(epoch) == second.policy.schedule.prunes(epoch)
-    assert first.policy.schedule.clears(5)
-    assert not schedule.clears(5)
-    first.end_epoch()
-    assert first.counts.max() <= 3  # the marks of epochs 5, 6 and 7
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -952,7 +922,7 @@ def test_recording_on_a_gpu_does_not_wait_for_it(policy):
 def test_a_small_flush_block_changes_nothing(monkeypatch):
     expected = made(batch_size=16)
     run(expected)
-    monkeypatch.setattr("fineprune.pruning.epoch_loop.MOST_LOSSES_WAITING", 20)
+    monkeypatch.setattr("fineprune.pruning.pruner.MOST_LOSSES_WAITING", 20)
     monkeypatch.setattr("fineprune.pruning.recorder._FLUSH_AT", 20)
     flushed = made(batch_size=16)
     run(flushed)
@@ -1010,7 +980,7 @@ def test_a_pickled_pruner_goes_on_alike():
 
 def test_a_pruner_that_is_pickled_within_an_epoch_keeps_its_losses():
     """On a CPU, losses wait for some steps, and tensors that are loaded have other versions."""
-    pruner = fp.Pruner(64, fp.UCB(4, save=0.3), batch_size=8)
+    pruner = fp.Pruner(64, fp.InfoBatch(4), batch_size=8)
     batches = pruner.sampler.order().split(8)
     losses = torch.rand(8, 8)
     for batch, values in zip(batches[:4], losses[:4], strict=True):
@@ -1020,4 +990,4 @@ def test_a_pruner_that_is_pickled_within_an_epoch_keeps_its_losses():
         for batch, values in zip(batches[4:], losses[4:], strict=True):
             used.record(batch, values)
         used.end_epoch()
-    assert other.state_bytes() == pruner.state_bytes()
+    assert saved(other) == saved(pruner)

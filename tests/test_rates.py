@@ -1,8 +1,6 @@
 """Learning rates as users have them: numbers, functions and schedulers, by epochs and by steps."""
 
-import copy
 import math
-import pickle
 import warnings
 from typing import Any
 
@@ -172,75 +170,6 @@ def test_rates_along_steps_are_constant_if_they_are():
     assert rates_along_steps([2.0] * 30, 5, 10) == [2.0] * 5
 
 
-SMOOTH = {
-    "cosine": lambda used, steps: schedulers.CosineAnnealingLR(used, steps),
-    "cosine to a tenth": lambda used, steps: schedulers.CosineAnnealingLR(used, steps, 0.01),
-    "linear": lambda used, steps: schedulers.LinearLR(used, 1, 0, steps),
-    "function": lambda used, steps: schedulers.LambdaLR(used, lambda k: (1 - k / steps) ** 0.9),
-    "warm-up": lambda used, steps: schedulers.SequentialLR(
-        used,
-        [schedulers.LinearLR(used, 1e-9, 1, 20), schedulers.CosineAnnealingLR(used, steps - 20)],
-        [20],
-    ),
-}
-OTHERS = {
-    "constant": lambda used, steps: schedulers.ConstantLR(used, 1),
-    "steps": lambda used, steps: schedulers.StepLR(used, steps // 4, 0.5),
-    "milestones": lambda used, steps: schedulers.MultiStepLR(used, [steps // 2, steps]),
-    "early milestones": lambda used, steps: schedulers.MultiStepLR(used, [100, 250]),
-    "restarts": lambda used, steps: schedulers.CosineAnnealingWarmRestarts(used, steps // 4),
-    "waves": lambda used, steps: schedulers.CosineAnnealingLR(used, 20),
-    "steps after a while": lambda used, steps: schedulers.LambdaLR(
-        used, lambda step: 0.5 ** max(0, (step + 30) // 60)
-    ),
-    "exponential": lambda used, steps: schedulers.ExponentialLR(used, 0.1 ** (1 / steps)),
-    "only a warm-up": lambda used, steps: schedulers.LinearLR(used, 0.1, 1, 20),
-    "one-cycle": lambda used, steps: schedulers.OneCycleLR(used, 0.1, 260),
-    "table": lambda used, steps: schedulers.LambdaLR(
-        used, [1 - step / 261 for step in range(261)].__getitem__
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", SMOOTH)
-def test_a_scheduler_for_the_steps_without_pruning_ends_too_high(kind):
-    pruner, full = made(), EPOCHS * N // BATCH
-    with warnings.catch_warnings():
-        # SequentialLR itself uses what torch has deprecated.
-        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-        late, right = (SMOOTH[kind](optimizer(), n) for n in (full, pruner.total_steps()))
-    with pytest.warns(RuntimeWarning, match=r"for 260 steps, got .* the 400 without .*total_steps"):
-        pruner.set_rates(late, by="steps")
-    made().set_rates(right, by="steps")
-
-
-@pytest.mark.parametrize("milestones", [[320], [200, 320], [150, 300], [90, 180, 270, 360]])
-def test_a_milestone_after_the_end_of_the_training_never_comes(milestones):
-    late = min(step for step in milestones if step > 260)
-    told = f"for 260 steps, got MultiStepLR whose rate changes again after {late}, .* 400 steps"
-    with pytest.warns(RuntimeWarning, match=told):
-        made().set_rates(schedulers.MultiStepLR(optimizer(), milestones), by="steps")
-
-
-def test_a_rate_that_stays_and_then_decays_is_made_for_the_steps_of_the_training():
-    """It is constant for most of its steps, and falls to 0 with the last one."""
-
-    def decaying(steps):
-        parts = (min(5, steps), steps - steps // 5, steps)
-        return schedulers.LambdaLR(
-            optimizer(), lambda step: float(np.interp(step, (0, *parts), (0, 1, 1, 0)))
-        )
-
-    made().set_rates(decaying(made().total_steps()), by="steps")
-    with pytest.warns(RuntimeWarning, match="for 260 steps, got LambdaLR .* 400 steps"):
-        made().set_rates(decaying(EPOCHS * N // BATCH), by="steps")
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_schedulers_without_such_an_end_are_no_reason_to_warn(kind):
-    made().set_rates(OTHERS[kind](optimizer(), EPOCHS * N // BATCH), by="steps")
-
-
 @pytest.mark.parametrize("when", ["recorded", "ended", "loaded"])
 def test_rates_come_before_the_training(when):
     pruner = made(rates=[1] * EPOCHS)
@@ -294,94 +223,6 @@ def test_without_rates_the_policy_says_once_what_it_assumes():
     assert len(caught) == 1
     assert caught[0].filename == __file__
     numbers(fp.Pruner(N, fp.Adaptive(EPOCHS, save=0), batch_size=BATCH))  # Nothing is shortened.
-
-
-def trained(scheduler, step, by="epochs", copied=lambda pruner: pruner):
-    """Train, and call ``step`` at the beginning of an epoch, in each batch, and at the end."""
-    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS), batch_size=BATCH)
-    pruner.set_rates(scheduler, by)
-    pruner = copied(pruner)
-    for _ in pruner.epochs():
-        step("begin")
-        for index in pruner.sampler.order().split(BATCH):
-            pruner.record(index, torch.ones(len(index)) + index)
-            step("batch")
-        step("end")
-
-
-@pytest.mark.parametrize("when", ["begin", "end"])
-@pytest.mark.parametrize("kind", SCHEDULERS)
-def test_a_scheduler_that_is_stepped_as_it_was_given_is_as_expected(kind, when):
-    used = optimizer()
-    scheduler = SCHEDULERS[kind](used)
-    used.step()  # Schedulers warn if the optimizer took no steps.
-    with warnings.catch_warnings():
-        # SequentialLR itself uses what torch has deprecated.
-        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
-        trained(scheduler, lambda now: scheduler.step() if now == when else None)
-
-
-@pytest.mark.parametrize(
-    ("by", "when", "copied"),
-    [
-        ("epochs", "never", lambda pruner: pruner),
-        ("epochs", "batch", lambda pruner: pruner),
-        ("steps", "never", lambda pruner: pruner),
-        ("steps", "end", lambda pruner: pruner),
-    ],
-)
-def test_a_scheduler_that_is_not_stepped_as_it_was_given_is_said_once(by, when, copied):
-    used = optimizer()
-    milestones = [4, 6] if by == "epochs" else [20, 30]
-    scheduler = schedulers.MultiStepLR(used, milestones)
-    used.step()
-    said = (
-        r"the learning rate was .*scheduler\.step" if when == "never" else "scheduler was stepped"
-    )
-    with pytest.warns(RuntimeWarning, match=said) as caught:
-        trained(scheduler, lambda now: scheduler.step() if now == when else None, by, copied)
-    assert len(caught) == 1
-
-
-@pytest.mark.parametrize("kind", ["cosine", "restarts"])
-@pytest.mark.parametrize(
-    ("by", "when", "right"), [("steps", "end", "epochs"), ("epochs", "batch", "steps")]
-)
-def test_a_scheduler_of_the_other_kind_is_noticed_though_its_rates_are_near(kind, by, when, right):
-    used = optimizer()
-    scheduler = SCHEDULERS[kind](used)
-    used.step()
-    said = rf"was stepped .* given with by='{by}': give set_rates\(scheduler, by='{right}'\)"
-    with pytest.warns(RuntimeWarning, match=said):
-        trained(scheduler, lambda now: scheduler.step() if now == when else None, by)
-
-
-@pytest.mark.parametrize("by", ["epochs", "steps"])
-def test_a_scheduler_that_was_made_for_its_rates_alone_is_not_compared(by):
-    trained(schedulers.MultiStepLR(optimizer(), [4, 6]), lambda _: None, by)
-
-
-def test_a_scheduler_by_steps_is_not_compared_if_epochs_are_left_out():
-    used = optimizer()
-    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS), batch_size=BATCH)
-    pruner.set_rates(schedulers.MultiStepLR(used, [10]), by="steps")
-    used.step()
-    for _ in pruner.epochs(start=EPOCHS // 2):  # The rates of these epochs are the user's.
-        for index in pruner.sampler.order().split(BATCH):
-            pruner.record(index, torch.ones(len(index)) + index)
-
-
-@pytest.mark.parametrize("by", ["pickled", "copied", "numbers"])
-def test_rates_that_cannot_be_followed_are_not_compared(by):
-    used = optimizer()
-    scheduler = schedulers.MultiStepLR(used, [4, 6])
-    if by == "pickled":  # Another process has another optimizer.
-        trained(scheduler, lambda _: None, copied=lambda p: pickle.loads(pickle.dumps(p)))
-    elif by == "copied":  # As for a trial that goes on from the middle of another one.
-        used.step()
-        trained(scheduler, lambda _: None, copied=copy.deepcopy)
-    else:
-        trained([0.1] * 4 + [0.01] * (EPOCHS - 4), lambda _: None)
 
 
 def test_rates_that_are_no_numbers_and_a_scheduler_of_steps_are_refused():

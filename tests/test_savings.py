@@ -54,18 +54,3 @@ def test_wrong_input_fails_in_one_line(change, message):
     values = {"num_samples": 50_000, "batch_size": 128, **change}
     with pytest.raises(ValueError, match=message):
         fp.predict_savings(fp.FinePruning(PAPER, 0.25), **values)
-
-
-def test_a_window_opened_while_training_leaves_the_epoch_in_progress_as_it_was():
-    schedule = fp.Schedule(20, 5, 2)
-    pruner = fp.Pruner(40, fp.FinePruning(schedule, 8), batch_size=4)
-    pruner.set_epoch(7)
-    kept = len(pruner.plan.kept)
-    pruner.open_window()
-    assert schedule.prunes(7)
-    policy = pruner.policy
-    assert isinstance(policy, fp.FinePruning)
-    assert policy.schedule.prunes(7)
-    assert pruner.num_kept(7) == kept == 32
-    assert policy.schedule.clears(7)
-    assert [e for e in range(8, 20) if policy.schedule.clears(e)] == [12, 17]

@@ -134,7 +134,7 @@ def test_wrong_settings_are_named_with_what_was_given(name, value):
     one_line(error, str(value))
 
 
-@pytest.mark.parametrize("ask", ["prunes", "clears", "open_window"])
+@pytest.mark.parametrize("ask", ["prunes", "clears"])
 @pytest.mark.parametrize("epoch", [-1, 20, 1000])
 def test_an_epoch_out_of_range_is_an_error(ask, epoch):
     schedule = fp.Schedule(**GOOD)
@@ -237,36 +237,3 @@ def test_a_share_with_no_exact_binary_form_is_not_cut_short():
     # 0.29 * 100 is 28.999999999999996 in binary.
     schedule = fp.Schedule.from_milestones(200, [100], start=0.29)
     assert pruned(schedule)[0] + 1 == 29
-
-
-# --- open_window -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("epoch", [0, 3, 4, 7, 12, 18, 19])
-def test_open_window_makes_a_boundary_and_changes_nothing_before_it(epoch):
-    schedule = fp.Schedule(20, 5, 2, attenuation=1.5, block=3, count=2)
-    before = (pruned(schedule), cleared(schedule))
-    opened = schedule.open_window(epoch)
-    assert isinstance(opened, fp.Schedule)
-    assert (pruned(schedule), cleared(schedule)) == before
-    assert opened.epochs == schedule.epochs
-    assert opened.clears(epoch)
-    for earlier in range(epoch):
-        assert opened.clears(earlier) == schedule.clears(earlier)
-        assert opened.prunes(earlier) == schedule.prunes(earlier)
-
-
-@pytest.mark.parametrize("epoch", [0, 3, 7, 12, 18])
-def test_windows_of_the_given_length_follow_an_opened_one(epoch):
-    opened = fp.Schedule(20, 5, 2).open_window(epoch)
-    assert [e for e in cleared(opened) if e >= epoch] == list(range(epoch, 20, 5))
-    # There is no attenuation. After the boundary, positions 2, 3 and 4 prune.
-    after = [e for e in pruned(opened) if e > epoch]
-    assert after == [e for e in range(epoch + 1, 20) if (e - epoch) % 5 >= 2]
-
-
-def test_open_window_at_a_boundary_changes_no_decision():
-    schedule = fp.Schedule(20, 5, 2, attenuation=1.5)
-    opened = schedule.open_window(9)
-    assert pruned(opened) == pruned(schedule)
-    assert cleared(opened) == cleared(schedule)

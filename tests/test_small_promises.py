@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from resuming import saved
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import fineprune as fp
@@ -20,22 +21,16 @@ from fineprune.pruning.policies.registry import POLICIES
 N, EPOCHS = 24, 4
 
 
-class Rescoring(fp.FullData):
-    """Keeps half of the samples and asks for the even ones of the others."""
+class Halving(fp.FullData):
+    """Keeps the first half of the samples."""
 
-    name = "rescoring"
-    rescores = True
+    name = "halving"
 
     def num_kept(self, epoch):
         return N // 2
 
     def select(self, epoch, num_kept, rng):
         return fp.EpochPlan(epoch, torch.arange(num_kept))
-
-    def to_rescore(self, plan, skipped):
-        assert plan.kept.tolist() == list(range(N // 2))
-        assert skipped.dtype == torch.int64
-        return skipped[skipped % 2 == 0]
 
 
 def recorded(policy):
@@ -44,46 +39,6 @@ def recorded(policy):
     order = torch.tensor(list(pruner.sampler))
     pruner.record(order, torch.ones(len(order)))
     return pruner
-
-
-def test_what_was_rescored_in_parts_is_known_to_be_complete():
-    pruner = recorded(Rescoring(EPOCHS))
-    wanted = pruner.to_rescore()
-    for index in wanted.split(4):
-        pruner.rescore(index, torch.ones(len(index)))
-    resumed = fp.Pruner(N, Rescoring(EPOCHS))
-    resumed.load_state_dict(pruner.state_dict())
-    assert next(iter(resumed.epochs())) == 1
-
-
-def test_what_was_rescored_in_part_is_not():
-    pruner = recorded(Rescoring(EPOCHS))
-    pruner.to_rescore()
-    pruner.rescore(torch.arange(12, 20, 2), torch.ones(4))
-    resumed = fp.Pruner(N, Rescoring(EPOCHS))
-    resumed.load_state_dict(pruner.state_dict())
-    assert next(iter(resumed.epochs())) == 0
-
-
-def test_nothing_is_rescored_without_a_later_epoch_or_a_policy_that_needs_it():
-    assert recorded(Rescoring(1)).to_rescore() is None
-    every_epoch = fp.Schedule(epochs=EPOCHS, window=EPOCHS, start=0)
-    assert recorded(fp.RandomPruning(every_epoch, 0.5)).to_rescore() is None
-
-
-@pytest.mark.parametrize(
-    ("call", "method"),
-    [
-        (lambda pruner: pruner.rescore([1], torch.ones(1)), "rescore"),
-        (lambda pruner: pruner.open_window(), "open_window"),
-    ],
-)
-def test_what_must_precede_the_end_of_an_epoch_names_itself_and_the_epoch(call, method):
-    pruner = recorded(Rescoring(EPOCHS))
-    pruner.end_epoch()
-    message = f"expected an epoch in progress, but epoch 0 has ended: call {method}() before end_"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
-        call(pruner)
 
 
 TOO_LATE = (
@@ -103,9 +58,8 @@ def test_rates_come_before_losses_and_before_states():
 
 
 def test_an_index_may_be_a_list_wherever_losses_are_recorded():
-    pruner = fp.Pruner(N, Rescoring(EPOCHS))
+    pruner = fp.Pruner(N, Halving(EPOCHS))
     pruner.observe(list(range(12)), torch.ones(12))
-    pruner.rescore(list(range(12, 24, 2)), torch.ones(6))
     assert pruner.summary()["record_calls"] == 1
 
 
@@ -114,7 +68,7 @@ def test_a_new_pruner_has_recorded_nothing_and_says_so():
     assert pruner.summary()["record_calls"] == 0
     assert pruner.nonfinite == 0
     assert pruner.sampler.state_dict() == {"epoch": 0, "yielded": 0}
-    assert "24 samples, policy" in pruner._repr_html_()
+    assert "24 samples, policy" in repr(pruner)
 
 
 def test_a_batch_of_one_sample_per_rank_is_a_batch():
@@ -131,27 +85,6 @@ def test_the_state_of_a_loader_names_the_epoch_only_if_the_user_has_not():
     other.sampler.load_state_dict({"epoch": 2, "yielded": 5})
     assert other.sampler.epoch == 1
     assert len(list(other.sampler)) == N
-
-
-def test_an_epoch_that_no_later_one_depends_on_needs_no_rescoring():
-    pruner = recorded(Rescoring(1))
-    assert pruner.to_rescore() is None
-    resumed = fp.Pruner(N, Rescoring(1))
-    resumed.load_state_dict(pruner.state_dict())
-    assert list(resumed.epochs()) == []
-
-
-def test_losses_of_rescored_samples_do_not_wait_for_the_end_of_a_long_epoch(monkeypatch):
-    monkeypatch.setattr("fineprune.pruning.recorder._FLUSH_AT", 6)
-    told = []
-
-    class Telling(Rescoring):
-        def observe_rescored(self, epoch, index, losses):
-            told.append((epoch, index.tolist(), losses.tolist()))
-
-    pruner = recorded(Telling(EPOCHS))
-    pruner.rescore(pruner.to_rescore(), torch.arange(6) * 1.0)
-    assert told == [(0, list(range(12, 24, 2)), [0, 1, 2, 3, 4, 5])]
 
 
 def test_a_state_is_refused_inside_the_loop_with_the_number_of_the_epoch():
@@ -299,10 +232,6 @@ def test_a_seed_chooses_the_same_samples_in_every_release():
     plain.set_epoch(2)
     assert plain.plan.kept.tolist() == [0, 1, 3, 4, 10, 11]
     assert list(plain.sampler) == [11, 0, 1, 4, 10, 3]
-    policy = fp.RandomPruning(schedule, 0.5, keep_per_class=0.5)
-    quotas = fp.Pruner(12, policy, seed=3, labels=[sample % 3 for sample in range(12)])
-    quotas.set_epoch(2)
-    assert quotas.plan.kept.tolist() == [0, 1, 2, 3, 4, 11]
 
 
 def test_pruners_of_one_policy_do_not_learn_from_each_other():
@@ -315,11 +244,10 @@ def test_pruners_of_one_policy_do_not_learn_from_each_other():
     assert other.policy.counts.sum() == 0
 
 
-class Weighting(Rescoring):
+class Weighting(Halving):
     """Gives each kept sample the weight two."""
 
     name = "weighting"
-    rescores = False
 
     def select(self, epoch, num_kept, rng):
         return fp.EpochPlan(epoch, torch.arange(num_kept), torch.full((N,), 2.0))
@@ -483,13 +411,10 @@ def policy_named(name):
     any_policy: dict[str, Any] = {**POLICIES}
     needed = {
         "adaptive": lambda: fp.Adaptive(6, 0.3, rates),
-        "progressive-dropout": lambda: fp.ProgressiveDropout(6),
-        "seta": lambda: fp.SeTa(6),
         "fine-pruning": lambda: fp.FinePruning(fp.Schedule(6, 3, 1), 0.3),
         "random": lambda: fp.RandomPruning(fp.Schedule(6, 3, 1), 0.3),
         "matched": lambda: Matched(6, [40, 40, 20, 20, 20, 20], [1, 1, 2, 2, 2, 2]),
         "full": lambda: fp.FullData(6),
-        "kakurenbo": lambda: fp.Kakurenbo(6, 0.3, rescale=True),
         "ranked": lambda: fp.Ranked(6, np.arange(40.0), 0.3, rates, suspects=0.1),
     }
     return needed.get(name, lambda: any_policy[name](6, save=0.3))()
@@ -503,7 +428,7 @@ def test_the_page_on_policies_names_the_bytes_per_sample():
         pruner = fp.Pruner(40, policy_named(name), batch_size=4)
         pruner.set_epoch(0)
         assert arrays_of(pruner.policy) == 40 * int(stated), name
-    state = fp.Pruner(80_000, policy_named("adaptive"), batch_size=4).state_bytes()
+    state = saved(fp.Pruner(80_000, policy_named("adaptive"), batch_size=4))
     assert f"The state of `Adaptive` takes {len(state) / 80_000:.1f} bytes per sample" in page
 
 
@@ -518,17 +443,8 @@ def arrays_of(owner):
 
 def test_an_unknown_option_of_a_policy_names_those_that_there_are():
     options: Any = {"foo": 4}
-    with pytest.raises(InputError, match=r"options of every policy, .*max_skips.*, got foo"):
+    with pytest.raises(InputError, match=r"options of every policy, anneal, rescale, got foo"):
         fp.FullData(3, **options)
-
-
-def test_a_shortened_epoch_with_too_few_samples_of_each_class_says_so():
-    labels = torch.arange(200) % 10
-    policy = fp.Adaptive(4, 0.6, [0.1, 0.1, 0.01, 0.01], keep_per_class=0.3)
-    pruner = fp.Pruner(200, policy, batch_size=16, labels=labels)
-    with pytest.warns(RuntimeWarning, match=r"keep_per_class=0\.3 needs 60 samples, but") as caught:
-        steps_of_a_training(pruner)
-    assert len(caught) == 1
 
 
 def losses_of_a_training(policy):
@@ -540,9 +456,6 @@ def losses_of_a_training(policy):
             mean = pruner.record(batch, losses.requires_grad_())
             mean.backward()
             seen.append((batch.tolist(), mean.item()))
-        wanted = pruner.to_rescore()
-        if wanted is not None:
-            pruner.rescore(wanted, torch.ones(len(wanted), device="cpu", dtype=torch.float32))
     fp.Pruner(40, policy, batch_size=4).load_state_dict(pruner.state_dict())
     return seen
 
@@ -606,15 +519,13 @@ def steps_of_a_training(pruner, most=None):
             if batches == most:
                 return steps
             index = torch.tensor(indices[begin : begin + pruner.shape.batch_size])
-            pruner.record(index, torch.ones(len(index)))
+            pruner.observe(index, torch.ones(len(index)))
             batches += 1
             steps += pruner.step_is_due
     return steps
 
 
-@pytest.mark.parametrize(
-    "name", ["full", "fine-pruning", "rs2", "adaptive", "ucb", "selective-backprop"]
-)
+@pytest.mark.parametrize("name", ["full", "fine-pruning", "rs2", "adaptive", "infobatch"])
 @pytest.mark.parametrize(("before", "after"), [(8, 12), (12, 8), (8, 24)])
 def test_an_epoch_that_keeps_its_plan_counts_with_the_steps_that_it_takes(name, before, after):
     """Its plan was rounded to steps of the size before. A scheduler must not end too early."""
@@ -622,7 +533,7 @@ def test_an_epoch_that_keeps_its_plan_counts_with_the_steps_that_it_takes(name, 
         pruner = fp.Pruner(samples, policy_named(name), batch_size=before)
         for epoch in pruner.epochs():
             for index in pruner.sampler.order().split(before):
-                pruner.record(index, index % 7 + 1.0)
+                pruner.observe(index, index % 7 + 1.0)
             if epoch == ended:
                 break  # As a loop that saves at its end.
         resumed = fp.Pruner(samples, policy_named(name), batch_size=after)
@@ -793,7 +704,7 @@ def test_indices_of_any_integer_type_are_the_same_samples(dtype):
 
 def test_no_epoch_may_skip_samples():
     with pytest.raises(InputError, match="got none of 1: train more epochs"):
-        fp.UCB(1, 0.3)
+        fp.RS2(1, 0.3, anneal=1.0)
 
 
 # Labels that are watched

@@ -644,12 +644,6 @@ def test_a_stream_needs_an_index_and_a_pruner_that_fits(pruner, index, options, 
         PrunedStream(made(**pruner), index, read, **options)
 
 
-def test_a_pruner_whose_ranks_own_samples_is_refused():
-    pruner: Any = fp.ShardedPruner(len(INDEX), fp.FullData(2), batch_size=4)
-    with pytest.raises(InputError, match="expected a Pruner, got ShardedPruner"):
-        PrunedStream(pruner, INDEX, read)
-
-
 def test_shards_in_other_folders_and_in_the_order_of_a_dict_number_the_samples_alike():
     folders = [KeyIndex.of_ids([f"{node}/a.tar", f"{node}/b.tar"], [3, 4]) for node in "xy"]
     assert folders[0].numbering() == folders[1].numbering()

@@ -106,33 +106,6 @@ def test_windows_from_milestones(intervals, last, number, share, block, attenuat
     assert schedule.pruned_epochs() == sum(expected)
 
 
-@quiet(100)
-@given(
-    epochs=st.integers(1, 50),
-    window=st.integers(1, 12),
-    share=st.floats(0, 1),
-    cuts=st.lists(st.floats(0, 0.999), min_size=1, max_size=3).map(sorted),
-    block=blocks,
-    attenuation=knobs["attenuation"],
-)
-def test_windows_opened_while_training(epochs, window, share, cuts, block, attenuation):
-    start = int(share * window)
-    rest = (attenuation, *block)
-    schedule = fp.Schedule(epochs, window, start, *rest)
-    windows = twin.constant_windows(epochs, window, start)
-    boundary = 0
-    for cut in cuts:
-        before, boundary = schedule, int(cut * epochs) + 1
-        schedule = schedule.open_window(boundary - 1)
-        windows = twin.opened(windows, boundary)
-        for e in range(1, epochs + 1):
-            assert schedule.clears(e - 1) == twin.clears_windows(e, windows)
-            if e < boundary:
-                assert schedule.prunes(e - 1) == before.prunes(e - 1)
-            elif e > boundary:
-                assert schedule.prunes(e - 1) == twin.prunes_windows(e, windows, *rest)
-
-
 @quiet(60)
 @given(n=st.integers(2, 500), percent=st.integers(1, 99))
 def test_a_share_of_the_set(n, percent):

@@ -18,7 +18,6 @@ from torch.utils.data import TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.pruning.sharded.pruner import ShardedPruner
 
 N, CLASSES, BATCH, EPOCHS, WORLD = 96, 4, 8, 6, 2
 
@@ -283,16 +282,14 @@ def test_logits_need_labels():
             pruner.record(torch.arange(8), torch.ones(8), output, torch.zeros(8))
 
 
-def test_pruners_that_cannot_exchange_evidence_refuse_logits():
-    sharded = ShardedPruner(N, fp.FullData(2), batch_size=BATCH)
-    other = fp.Pruner(
+def test_a_pruner_that_cannot_exchange_evidence_refuses_logits():
+    pruner = fp.Pruner(
         N, fp.FullData(2), num_replicas=1, rank=0, all_gather=lambda array: [array], batch_size=8
     )
-    for pruner in (sharded, other):
-        with pytest.raises(InputError, match=r"without logits.* LabelWatch of your own on each"):
-            pruner.record(
-                torch.arange(8), torch.ones(8), torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
-            )
+    with pytest.raises(InputError, match=r"without logits.* LabelWatch of your own on each"):
+        pruner.record(
+            torch.arange(8), torch.ones(8), torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
+        )
 
 
 # --- two ranks --------------------------------------------------------------------------------

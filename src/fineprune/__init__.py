@@ -4,7 +4,6 @@ These are its public names.
 """
 
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.pruning.epoch_loop import Position
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import PlanOptions
@@ -12,28 +11,21 @@ from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
-from fineprune.pruning.policies.kakurenbo import Kakurenbo
 from fineprune.pruning.policies.policy import LossRecords, Policy
-from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.ranked import Ranked
 from fineprune.pruning.policies.rs2 import RS2
-from fineprune.pruning.policies.selective_backprop import SelectiveBackprop
-from fineprune.pruning.policies.seta import SeTa
-from fineprune.pruning.policies.ucb import UCB
-from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.pruner import Position, Pruner
 from fineprune.pruning.sample_losses import reduce_pixels, reduce_tasks, reduce_tokens
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
 from fineprune.pruning.schedule import Schedule
-from fineprune.pruning.sharded.pruner import ShardedPruner
 from fineprune.pruning.shorter import shorter
 
 __version__ = "0.1.0"
 
 __all__ = [
     "RS2",
-    "UCB",
     "Adaptive",
     "EpochPlan",
     "FinePruning",
@@ -41,22 +33,17 @@ __all__ = [
     "Indexed",
     "IndexedCollate",
     "InfoBatch",
-    "Kakurenbo",
     "LabelWatch",
     "LossRecords",
     "PlanOptions",
     "Policy",
     "Position",
-    "ProgressiveDropout",
     "Pruner",
     "PruningSampler",
     "RandomPruning",
     "Ranked",
     "Savings",
     "Schedule",
-    "SeTa",
-    "SelectiveBackprop",
-    "ShardedPruner",
     "closed_form_pruned_epochs",
     "predict_savings",
     "reduce_pixels",

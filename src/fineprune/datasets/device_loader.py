@@ -150,21 +150,10 @@ class DeviceLoader:
         order = self.sampler.order()
         if self.drop_last:
             order = order[: len(order) - len(order) % self.batch_size]
-        return self.batches(order, self.sampler.epoch, self.batch_size)
-
-    def batches(
-        self, index: Tensor, epoch: int, batch_size: int
-    ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        """Yield batches of given samples with the crops and flips of an epoch.
-
-        Args:
-            index, epoch: As for ``DeviceImages.upload``. The batches have this order.
-            batch_size: The number of samples per batch.
-        """
-        index, starts, labels = self._images.upload(index, epoch)
-        for first in range(0, len(index), batch_size):
+        index, starts, labels = self._images.upload(order, self.sampler.epoch)
+        for first in range(0, len(index), self.batch_size):
             # Slices are views of the tensors of the epoch, so indices and labels are not copied.
-            batch = slice(first, first + batch_size)
+            batch = slice(first, first + self.batch_size)
             yield index[batch], (self._images.images(starts[batch]), labels[batch])
 
 

@@ -124,13 +124,6 @@ class ImageLoader:
         replaced, self._replaced = self._replaced, 0
         return replaced
 
-    def batches(
-        self, index: Tensor, epoch: int, batch_size: int
-    ) -> Iterator[tuple[Tensor, Labelled]]:
-        """Yield batches of given samples, cropped as in an epoch; see ``DeviceLoader.batches``."""
-        loader = self._loader.batches(index, epoch, batch_size)
-        return ((batch.samples, moved) for batch, moved in self._to_device(loader))
-
 
 class EvaluationImages:
     """Batches ``(x, y)`` of images for evaluation, which can be iterated any number of times.

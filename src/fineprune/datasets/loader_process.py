@@ -59,20 +59,6 @@ class TrainingLoader(DataLoader[Any]):
             batches = super().__iter__()
         return self._in_one_line(batches)
 
-    def batches(self, index: torch.Tensor, epoch: int, batch_size: int) -> "TrainingLoader":
-        """Return a loader of given samples, for a data set whose keys are ``(epoch, index)``.
-
-        The arguments are those of ``DeviceLoader.batches``.
-        """
-        return TrainingLoader(
-            self.dataset,
-            batch_size=batch_size,
-            sampler=[(epoch, i) for i in index.tolist()],
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            collate_fn=self.collate_fn,
-        )
-
     def _in_one_line(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches. An InputError of a loader process has its own message, as in this one.
 

@@ -92,12 +92,6 @@ class RankGroup:
         dist.all_gather_object(values, value)
         return values
 
-    def take_buffers_of_main(self, model: nn.Module) -> None:
-        """Give the model's buffers (normalisation statistics) the values of rank 0 on all ranks."""
-        if self.size > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)
-
     def from_main(self, ask: Callable[[], _Result]) -> _Result:
         """Call a function on rank 0, for example to read files, and return its result on all ranks.
 

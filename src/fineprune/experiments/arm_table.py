@@ -136,8 +136,6 @@ class Row:
             recording losses and updating counts.
         samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
             Each of them is one backward pass of one sample.
-        forward_samples: The number of forward passes of one sample in the training. It is larger
-            than ``samples_trained`` if the policy computes losses of samples that it then skips.
         steps: The number of optimizer steps.
         skipped: The fraction of the sample-steps of ``full`` that the arm does not train.
         accuracy_last: The accuracy after the last epoch, as a fraction. This is the main result.
@@ -163,7 +161,6 @@ class Row:
     saved_in_epochs: float | None = None
     seconds_bookkeeping: float | None = None
     samples_trained: float | None = None
-    forward_samples: float | None = None
     steps: float | None = None
     skipped: float | None = None
     accuracy_last: float | None = None
@@ -321,7 +318,6 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         saved_in_epochs=mean_known(saved_in_epochs(run) for run in runs),
         seconds_bookkeeping=_mean_of(runs, lambda summary: summary.seconds_bookkeeping),
         samples_trained=_mean_of(runs, lambda summary: summary.samples_trained),
-        forward_samples=_mean_of(runs, lambda summary: summary.forward_samples),
         steps=_mean_of(runs, lambda summary: summary.steps),
         skipped=mean_known(skipped),
         accuracy_last=_mean_of(runs, lambda summary: summary.accuracy_last),

@@ -5,8 +5,6 @@ threshold of a selection in linear time. The selection works on one block of sam
 that a hundred million samples need little more memory than their counts.
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -84,22 +82,6 @@ def add_marks(counts: Counts, marks: npt.NDArray[np.bool_]) -> None:
     np.add(counts, marks, out=counts, where=counts < largest, casting="unsafe")
 
 
-class Threshold(NamedTuple):
-    """Which counts are kept: all smaller ones, and some of those that are equal to it.
-
-    Attributes:
-        value: The threshold. Samples with smaller counts are kept.
-        below: Number of samples with smaller counts.
-        tied: Number of samples with exactly this count.
-        wanted: Number of them that are kept.
-    """
-
-    value: int
-    below: int
-    tied: int
-    wanted: int
-
-
 def keep_least_counted(
     counts: Counts, num_kept: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
@@ -112,53 +94,19 @@ def keep_least_counted(
         num_kept: Number of samples to keep, from 0 to N.
         rng: The random stream that breaks ties.
     """
-    return keep_by_threshold(counts, threshold_of(count_histogram(counts), num_kept), rng)
-
-
-def count_histogram(counts: Counts) -> npt.NDArray[np.int64]:
-    """Return how many of the counts, shape (N,), are 0, 1, and so on; int64, shape (max + 1,)."""
-    histogram = np.zeros(int(counts.max(initial=0)) + 1, dtype=np.int64)
-    for begin in range(0, len(counts), _BLOCK):
-        block = np.bincount(counts[begin : begin + _BLOCK], minlength=len(histogram))
-        histogram += block
-    return histogram
-
-
-def threshold_of(histogram: npt.NDArray[np.int64], num_kept: int) -> Threshold:
-    """Find the threshold with which so many samples are kept.
-
-    Args:
-        histogram: The result of ``count_histogram``, or the sum of those of several ranks.
-        num_kept: Number of samples to keep, at most the sum of the histogram.
-    """
-    below = np.concatenate([[0], np.cumsum(histogram)])
-    value = int(np.searchsorted(below, num_kept, side="right")) - 1
-    # If all samples are kept, the threshold exceeds all counts.
-    tied = int(histogram[value]) if value < len(histogram) else 0
-    return Threshold(value, int(below[value]), tied, num_kept - int(below[value]))
-
-
-def keep_by_threshold(
-    counts: Counts,
-    threshold: Threshold,
-    rng: np.random.Generator,
-    dtype: npt.DTypeLike = np.int64,
-) -> npt.NDArray[Any]:
-    """Return the samples below a threshold and a random choice of those that tie with it, sorted.
-
-    Args:
-        counts: The counts; integers of at least 0, shape (N,).
-        threshold: The threshold, whose numbers are those of these samples.
-        rng: The random stream that breaks ties.
-        dtype: The dtype of the result, whose shape is (below + wanted,).
-    """
-    _, below, tied, wanted = threshold
-    kept = np.empty(below + wanted, dtype=dtype)
+    # How many samples have smaller counts than 0, 1, and so on. The threshold is the largest count
+    # below which no more samples lie than are kept.
+    below = np.concatenate([[0], np.cumsum(_histogram(counts))])
+    threshold = int(np.searchsorted(below, num_kept, side="right")) - 1
+    # If all samples are kept, the threshold exceeds all counts, and none ties with it.
+    tied = int(below[min(threshold + 1, len(below) - 1)] - below[threshold])
+    wanted = num_kept - int(below[threshold])
+    kept = np.empty(num_kept, dtype=np.int64)
     filled = 0
     for begin in range(0, len(counts), _BLOCK):
         block = counts[begin : begin + _BLOCK]
-        keep = block < threshold.value
-        ties = block == threshold.value
+        keep = block < threshold
+        ties = block == threshold
         number = int(np.count_nonzero(ties))
         # A hypergeometric draw decides how many of the wanted ties lie in this block. Choosing them
         # block by block gives every subset the same probability without an array of all ties.
@@ -168,10 +116,17 @@ def keep_by_threshold(
         tied -= number
         wanted -= take
         chosen = np.flatnonzero(keep)
-        kept[filled : filled + len(chosen)] = chosen
-        kept[filled : filled + len(chosen)] += begin
+        kept[filled : filled + len(chosen)] = chosen + begin
         filled += len(chosen)
     return kept
+
+
+def _histogram(counts: Counts) -> npt.NDArray[np.int64]:
+    """Return how many of the counts, shape (N,), are 0, 1, and so on; int64, shape (max + 1,)."""
+    histogram = np.zeros(int(counts.max(initial=0)) + 1, dtype=np.int64)
+    for begin in range(0, len(counts), _BLOCK):
+        histogram += np.bincount(counts[begin : begin + _BLOCK], minlength=len(histogram))
+    return histogram
 
 
 def _choose(

@@ -14,11 +14,11 @@ earlier one is shown, and it is taken up again when its turn comes.
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 from fineprune.errors import InputError, warn_user
 from fineprune.interrupts import uninterrupted
 from fineprune.pruning.loss_buffer import Batch
+from fineprune.pruning.plan import EpochPlan
 
 # How often the samples of an epoch are loaded before a warning, if none is recorded. Two passes may
 # be for a look at the data.
@@ -34,37 +34,24 @@ class Phase(enum.Enum):
     ENDED = "ended"  # It takes no more losses.
 
 
-class OfEpoch(Protocol):
-    """What an epoch trains on, in any form."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, counted from 0."""
-
-
-Plan = TypeVar("Plan", bound=OfEpoch)
-
-
 @dataclass
-class Progress(Generic[Plan]):
+class Progress:
     """An epoch, and how much of it was recorded.
 
     Attributes:
-        plan: What the epoch trains on.
+        plan: The samples that the epoch trains on.
         planned: The number of samples with which the epoch is complete, counted as ``samples``.
         batches: Number of ``record`` calls so far, which is the same on every rank.
         samples: Number of samples that all ranks together recorded so far, so that the number of
             ranks may change.
-        rescored: Number of samples that all ranks have rescored so far.
         restored: Whether a part of it comes from a loaded state.
         trained: Whether that state has all batches of it, however large batches are now.
     """
 
-    plan: Plan
+    plan: EpochPlan
     planned: int
     batches: int = 0
     samples: int = 0
-    rescored: int = 0
     restored: bool = False
     trained: bool = False
 
@@ -74,7 +61,7 @@ class Progress(Generic[Plan]):
         return 0 if self.trained else max(self.planned - self.samples, 0)
 
 
-class EpochCycle(Generic[Plan]):
+class EpochCycle:
     """The state of the current epoch, and the transitions from one epoch to the next.
 
     Recorded batches wait in ``pending`` until they are counted, many at a time: when there are
@@ -98,7 +85,7 @@ class EpochCycle(Generic[Plan]):
     sampler_read: bool
     plan_read: bool
     _times_read: int
-    _current: Progress[Plan]
+    _current: Progress
     _most: float
 
     def __init__(self) -> None:
@@ -107,7 +94,7 @@ class EpochCycle(Generic[Plan]):
         self._phase = Phase.PLANNED
         self.named = self.ended_here = self.from_first = False
         self.behind = 0
-        self._aside: Progress[Plan] | None = None
+        self._aside: Progress | None = None
         self._driver: object | None = None
 
     def settle(self) -> None:
@@ -125,7 +112,7 @@ class EpochCycle(Generic[Plan]):
         return self._phase
 
     @property
-    def current(self) -> Progress[Plan]:
+    def current(self) -> Progress:
         """The current epoch. It is missing until ``follow`` or ``restore`` is called."""
         self.settle()
         return self._current
@@ -141,7 +128,7 @@ class EpochCycle(Generic[Plan]):
         return self.phase is not Phase.ENDED
 
     @property
-    def unfinished(self) -> Progress[Plan] | None:
+    def unfinished(self) -> Progress | None:
         """The epoch that has losses and has not ended; None if there is none.
 
         It is the current one, unless it was restored and set aside.
@@ -183,7 +170,7 @@ class EpochCycle(Generic[Plan]):
             return False
         return self.phase is Phase.RECORDING or epoch > unfinished.plan.epoch
 
-    def follow(self, plan: Plan, planned: int) -> None:
+    def follow(self, plan: EpochPlan, planned: int) -> None:
         """Make an epoch current of which nothing was recorded."""
         if self.phase is Phase.RESTORED:
             self._aside = self._current
@@ -197,7 +184,7 @@ class EpochCycle(Generic[Plan]):
         self._aside = None
         return True
 
-    def restore(self, progress: Progress[Plan], phase: Phase) -> None:
+    def restore(self, progress: Progress, phase: Phase) -> None:
         """Make the epoch of a loaded state current, and forget all others."""
         self.pending.clear()
         self._aside = None
@@ -257,7 +244,7 @@ class EpochCycle(Generic[Plan]):
         self._current.samples += samples
         self._current.batches += 1
 
-    def end(self, progress: Progress[Plan]) -> None:
+    def end(self, progress: Progress) -> None:
         """End the current epoch or, if this is another one, the epoch that was set aside."""
         self._aside = None
         self.behind = max(self.behind, progress.plan.epoch + 1)
@@ -271,7 +258,7 @@ class EpochCycle(Generic[Plan]):
         """End the current epoch, of which nothing was recorded, and keep the one set aside."""
         self._phase = Phase.ENDED
 
-    def _show(self, progress: Progress[Plan], phase: Phase) -> None:
+    def _show(self, progress: Progress, phase: Phase) -> None:
         self._current = progress
         self._phase = phase
         self.limit = 1

@@ -17,7 +17,7 @@ class LastBatch:
     """The last recorded batch of one rank.
 
     Args:
-        checks, sampler: Those of the ``EpochLoop``.
+        checks, sampler: Those of the ``Pruner``.
     """
 
     def __init__(self, checks: LoopChecks, sampler: Any) -> None:
@@ -36,7 +36,7 @@ class LastBatch:
         """Note the indices of a batch, shape (B,), which is now the last one."""
         self._index = index
 
-    def completes(self, progress: Progress[Any]) -> bool:
+    def completes(self, progress: Progress) -> bool:
         """Return whether nothing is left to train of an epoch behind its last recorded batch."""
         # With drop_last, an incomplete last batch is left out.
         batch = self._shape.samples_per_batch or 1
@@ -50,7 +50,7 @@ class LastBatch:
             return False
         return progress.planned - self.samples_loaded(progress) < least
 
-    def samples_loaded(self, progress: Progress[Any]) -> int:
+    def samples_loaded(self, progress: Progress) -> int:
         """Return how many samples of the order of all ranks end with the last recorded batch.
 
         These are the recorded ones and those that were left out of their batches. Where the batch
@@ -83,7 +83,7 @@ class LastBatch:
         # The first batch may also be a smaller one, or a part.
         return loaded if number > 1 or places[-1] >= own else recorded
 
-    def samples_to_repeat(self, progress: Progress[Any]) -> int:
+    def samples_to_repeat(self, progress: Progress) -> int:
         """Return how many of its samples a resumed epoch would train again.
 
         They come later in the order than the ones that count, so the loop has another order.

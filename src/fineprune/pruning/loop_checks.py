@@ -91,10 +91,10 @@ class LoopChecks:
     """Raises the errors of what one rank does.
 
     Args:
-        counts, replicas, cycle: Those of the ``EpochLoop``.
+        counts, replicas, cycle: Those of the ``Pruner``.
 
     Attributes:
-        counts, policy, num_samples, shape, replicas, cycle: Those of the ``EpochLoop``.
+        counts, policy, num_samples, shape, replicas, cycle: Those of the ``Pruner``.
         num_ranks: Number of ranks, each of which records a loss when this one does.
         sharded: Whether a framework is to divide the batches of the sampler over the ranks.
         numbering: A number that says which sample each index stands for; 0 if the data set does.
@@ -103,7 +103,7 @@ class LoopChecks:
         ranks_compared: Whether ``compare_ranks`` has nothing to do any more.
     """
 
-    def __init__(self, counts: "StepCounts", replicas: Replicas, cycle: "EpochCycle[Any]") -> None:
+    def __init__(self, counts: "StepCounts", replicas: Replicas, cycle: "EpochCycle") -> None:
         self.counts = counts
         self.policy = counts.policy
         self.num_samples = counts.num_samples
@@ -141,14 +141,6 @@ class LoopChecks:
                 f"expected load_state_dict() before the loop over the epochs, got a call in epoch "
                 f"{self.cycle.epoch}: load the state first, and the loop continues where it was "
                 f"saved"
-            )
-
-    def check_in_progress(self, method: str) -> None:
-        """Raise InputError if the current epoch has ended, before which a method must be called."""
-        if not self.cycle.is_open:
-            raise InputError(
-                f"expected an epoch in progress, but epoch {self.cycle.epoch} has ended: "
-                f"call {method}() before end_epoch()"
             )
 
     def compare_ranks(self, seed: int) -> None:

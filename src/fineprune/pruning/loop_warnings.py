@@ -61,7 +61,7 @@ class LoopWarnings:
     """Compares what one rank trains with the plans of the epochs. Each kind is warned of once.
 
     Args:
-        checks, sampler: Those of the ``EpochLoop``.
+        checks, sampler: Those of the ``Pruner``.
         has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
             leave out epochs without a sign.
 
@@ -146,7 +146,7 @@ class LoopWarnings:
         self._watched = 0
         self.watching = True
 
-    def warn_of_another_order(self, progress: "Progress[Any]", again: int) -> None:
+    def warn_of_another_order(self, progress: "Progress", again: int) -> None:
         """Warn if samples of the last batch come later in the order than those that count."""
         if not again:
             return
@@ -173,7 +173,7 @@ class LoopWarnings:
 
     def end_epoch(
         self,
-        progress: "Progress[Any]",
+        progress: "Progress",
         planned_batches: int | None,
         recorder: "Recorder",
         totals: "RunTotals",
@@ -208,7 +208,6 @@ class LoopWarnings:
             "uneven": None
             if self._checks.sharded or planned_batches is None
             else _of_uneven_ranks(progress, recorder.uneven),
-            "rate": self._of_rate(progress.plan.epoch, totals),
         }
         new = self._once(found)
         if not self._warned & _OTHER_STEPS:
@@ -232,7 +231,7 @@ class LoopWarnings:
         self._warned.update(new)
         return list(new.values())
 
-    def _of_silence(self, progress: "Progress[Any]") -> list[str]:
+    def _of_silence(self, progress: "Progress") -> list[str]:
         cycle, epoch = self._cycle, progress.plan.epoch
         used = cycle.sampler_read or cycle.plan_read
         self._silent_in_a_row += used
@@ -254,7 +253,7 @@ class LoopWarnings:
             }
         )
 
-    def _of_repeats(self, progress: "Progress[Any]") -> str | None:
+    def _of_repeats(self, progress: "Progress") -> str | None:
         epoch, planned, ranks = progress.plan.epoch, progress.planned, self._checks.num_ranks
         world = self._checks.replicas.late_world()
         if world is not None:
@@ -272,7 +271,7 @@ class LoopWarnings:
         return None
 
     def _of_unplanned(
-        self, progress: "Progress[Any]", watched: list[npt.NDArray[np.int64]]
+        self, progress: "Progress", watched: list[npt.NDArray[np.int64]]
     ) -> str | None:
         """Warn if skipped samples were trained in so many epochs that this is no exception."""
         plan = progress.plan
@@ -303,9 +302,7 @@ class LoopWarnings:
             f"numbers within the batch"
         )
 
-    def _of_gaps(
-        self, progress: "Progress[Any]", watched: list[npt.NDArray[np.int64]]
-    ) -> str | None:
+    def _of_gaps(self, progress: "Progress", watched: list[npt.NDArray[np.int64]]) -> str | None:
         """Warn if far too few samples were recorded, and there are gaps between them."""
         if not watched or progress.samples > _FEW * progress.planned or "gaps" in self._warned:
             return None
@@ -334,7 +331,7 @@ class LoopWarnings:
             f"only samples that can be trained, such as those with a label"
         )
 
-    def _of_batches(self, progress: "Progress[Any]", planned: int | None) -> str | None:
+    def _of_batches(self, progress: "Progress", planned: int | None) -> str | None:
         """Warn if a whole epoch was recorded in another number of batches than was planned."""
         batches = progress.batches
         if planned is None or progress.samples < progress.planned or batches in (1, planned):
@@ -346,7 +343,7 @@ class LoopWarnings:
             f"the batch size of {loader}"
         )
 
-    def _of_cut(self, progress: "Progress[Any]", planned: int | None) -> str | None:
+    def _of_cut(self, progress: "Progress", planned: int | None) -> str | None:
         """Warn if epochs end where the first one ended; a loop may break off where it likes."""
         batches = progress.batches
         if planned is None:
@@ -384,20 +381,8 @@ class LoopWarnings:
             f"batches, or make the scheduler for fewer steps"
         )
 
-    def _of_rate(self, epoch: int, totals: "RunTotals") -> str | None:
-        """Warn if the rate is not that of the scheduler from which the policy has it."""
-        # If the loop left out epochs, the number of steps says nothing of the scheduler.
-        steps = totals.steps if totals.epochs == epoch + 1 else 0
-        deviation = self._policy.rate_deviation(epoch + 1, steps)
-        if deviation is None:
-            return None
-        return (
-            f"policy {self._policy.name!r} does not save steps where the learning rate is small, "
-            f"since after epoch {epoch} {deviation}"
-        )
 
-
-def _of_dropped(progress: "Progress[Any]", planned: int | None) -> str | None:
+def _of_dropped(progress: "Progress", planned: int | None) -> str | None:
     """Warn if only an incomplete last batch was not recorded, although it was loaded."""
     missing, batches = progress.planned - progress.samples, progress.batches
     if planned is None or batches != planned - 1 or not 0 < missing < progress.samples / batches:
@@ -409,14 +394,14 @@ def _of_dropped(progress: "Progress[Any]", planned: int | None) -> str | None:
     )
 
 
-def _of_flat_losses(progress: "Progress[Any]") -> str:
+def _of_flat_losses(progress: "Progress") -> str:
     return (
         f"all samples of each batch of epoch {progress.plan.epoch} had the same loss, so no sample "
         f'differs from another: record one loss per sample, with reduction="none"'
     )
 
 
-def _of_uneven_ranks(progress: "Progress[Any]", uneven: tuple[int, int] | None) -> str | None:
+def _of_uneven_ranks(progress: "Progress", uneven: tuple[int, int] | None) -> str | None:
     """Warn if ranks recorded other numbers of batches, although they trained equally many."""
     if uneven is None:
         return None

@@ -1,6 +1,5 @@
 """The state dict of a pruner: its parts are packed, checked and unpacked without side effects."""
 
-import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.errors import InputError, explaining
+from fineprune.errors import InputError
 from fineprune.pruning.epoch_cycle import Progress
 from fineprune.pruning.plan import EpochPlan, check_plan
 
@@ -25,10 +24,10 @@ OF_ANOTHER_VERSION = (
     "load it with the version of fineprune that saved it (and of your policy), or train anew"
 )
 
-_COUNTS = ("batches", "samples", "rescored")
+_COUNTS = ("batches", "samples")
 
 
-def pack_progress(progress: Progress[EpochPlan], num_samples: int, trained: bool) -> dict[str, Any]:
+def pack_progress(progress: Progress, num_samples: int, trained: bool) -> dict[str, Any]:
     """Return the plan of an epoch in progress, with its kept samples as bits, and its counts.
 
     ``trained`` says whether all of its batches were recorded. With another number of ranks or
@@ -84,12 +83,8 @@ def check_state(
     packed: object,
     identity: dict[str, Any],
     keys: Sequence[str],
-    remedies: Mapping[str, str] | None = None,
 ) -> None:
-    """Raise InputError unless a state is a dict that has these values and these further keys.
-
-    ``remedies`` says for some of the values what to do if they differ.
-    """
+    """Raise InputError unless a state is a dict that has these values and these further keys."""
     if not isinstance(packed, dict):
         raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
     if not identity.keys() & packed.keys():
@@ -100,8 +95,9 @@ def check_state(
     for key, value in identity.items():
         if found := _difference(key, value, packed.get(key)):
             name, own, given = found
-            default = "resume with the settings that the state was made with"
-            remedy = {"version": OF_ANOTHER_VERSION, **(remedies or {})}.get(name, default)
+            remedy = "resume with the settings that the state was made with"
+            if name == "version":
+                remedy = OF_ANOTHER_VERSION
             raise InputError(
                 f"expected a pruner state with {name}={_brief(own)}, got {_brief(given)}: {remedy}"
             )
@@ -133,23 +129,6 @@ def _agree(one: object, other: object) -> bool:
 
 def _brief(value: object) -> str:
     return textwrap.shorten(str(value), _MOST_SHOWN, placeholder=" ...")
-
-
-def to_bytes(packed: dict[str, Any]) -> bytes:
-    """Return a packed state as the bytes of a file of ``torch.save``."""
-    file = io.BytesIO()
-    torch.save(packed, file)
-    return file.getvalue()
-
-
-def from_bytes(data: object) -> dict[str, Any]:
-    """Return the packed state of ``to_bytes``, without running any code that it might contain."""
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise InputError(f"expected the bytes of state_bytes(), got {type(data).__name__}")
-    expected = f"expected the bytes of state_bytes(), got {len(data)} bytes that cannot be read"
-    with explaining(expected, Exception):  # torch.load has no error of its own for damaged files.
-        packed: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return packed
 
 
 def unsynchronized(epoch: int) -> str:

@@ -13,10 +13,9 @@ import numpy.typing as npt
 from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
 from fineprune.pruning.dropping_count import batch_means, batch_sums
-from fineprune.pruning.epoch_cycle import OfEpoch
 from fineprune.pruning.loop_checks import check_range
-from fineprune.pruning.loss_buffer import MOST_WAITING, Batch, Drained, LossBuffer, are_flat
-from fineprune.pruning.plan import fingerprint
+from fineprune.pruning.loss_buffer import Batch, Drained, LossBuffer, are_flat
+from fineprune.pruning.plan import EpochPlan, fingerprint
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.replicas import Replicas
 
@@ -32,8 +31,6 @@ class Recorder:
         policy: Observes the losses, if it needs them.
         replicas: The ranks over which batch means are taken and observations are merged.
         num_samples: Number of samples N in the data set.
-        flush_every: All ranks flush after so many batches. By default, a single process flushes
-            when the buffer is full, and several ranks do not.
 
     Attributes:
         nonfinite: Number of losses that all ranks recorded in the epoch in progress and that were
@@ -43,17 +40,10 @@ class Recorder:
             flush, if these differed; else None.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        replicas: Replicas,
-        num_samples: int,
-        flush_every: int | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, replicas: Replicas, num_samples: int) -> None:
         self._policy = policy
         self._replicas = replicas
         self._num_samples = num_samples
-        self._flush_every = flush_every
         self._policy_merges = type(policy).merge is not Policy.merge
         self.clear()
 
@@ -63,38 +53,21 @@ class Recorder:
         self.flat = False
         self.uneven: tuple[int, int] | None = None
         self._buffer = LossBuffer()
-        self._rescored = LossBuffer()
-        self._unflushed = 0
 
     @property
     def flushed(self) -> bool:
         """Whether the policy has observed everything that was recorded."""
-        return not len(self._buffer) and not len(self._rescored)
+        return not len(self._buffer)
 
-    @property
-    def batches_until_flush(self) -> int:
-        """After how many more batches they must be given to ``extend``, at the latest."""
-        return MOST_WAITING if self._flush_every is None else self._flush_every - self._unflushed
-
-    def extend(self, plan: OfEpoch, batches: Sequence[Batch]) -> None:
-        """Add batches to the epoch of ``plan``, at most ``batches_until_flush``."""
-        self._extend(self._buffer, plan, batches)
-        self._unflushed += len(batches)
-        if self._unflushed == self._flush_every:
-            self.flush(plan)
-
-    def extend_rescored(self, plan: OfEpoch, batch: Batch) -> None:
-        """Add losses of samples that the epoch of ``plan`` did not train."""
-        self._extend(self._rescored, plan, [batch])
-
-    def _extend(self, buffer: LossBuffer, plan: OfEpoch, batches: Sequence[Batch]) -> None:
-        buffer.extend(batches)
-        if len(buffer) >= _FLUSH_AT and self._replicas.size == 1:
+    def extend(self, plan: EpochPlan, batches: Sequence[Batch]) -> None:
+        """Add batches to the epoch of ``plan``."""
+        self._buffer.extend(batches)
+        if len(self._buffer) >= _FLUSH_AT and self._replicas.size == 1:
             self.flush(plan)
 
     @uninterrupted()
-    def flush(self, plan: OfEpoch) -> None:
-        """Let the policy observe the losses with the means of their batches, and rescored ones.
+    def flush(self, plan: EpochPlan) -> None:
+        """Let the policy observe the losses with the means of their batches.
 
         With several ranks, this is a collective operation, unless the policy needs no losses.
 
@@ -102,14 +75,11 @@ class Recorder:
             plan: The plan of the epoch in progress, or of the current epoch if this rank has
                 recorded nothing.
         """
-        if self._policy.needs_losses:
-            self._flush_trained(plan)
-        if self._policy.rescores:
-            self._flush_rescored(plan)
-
-    def _flush_trained(self, plan: OfEpoch) -> None:
-        self._unflushed = 0
-        drained = self._drained(self._buffer)
+        if not self._policy.needs_losses:
+            return
+        drained = self._buffer.drain()
+        if drained.indices.size:
+            check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
         own = len(drained.sizes)
         batches = self._most_batches(plan, own)
         if not batches:
@@ -128,20 +98,7 @@ class Recorder:
         self._policy.observe(plan.epoch, records)
         self._policy.merge(self._replicas)
 
-    def _flush_rescored(self, plan: OfEpoch) -> None:
-        own = self._drained(self._rescored)
-        index = np.concatenate(self._replicas.gather(own.indices))
-        losses = np.concatenate(self._replicas.gather(own.losses))
-        if len(index):
-            self._policy.observe_rescored(plan.epoch, index, losses)
-
-    def _drained(self, buffer: LossBuffer) -> Drained:
-        drained = buffer.drain()
-        if drained.indices.size:
-            check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
-        return drained
-
-    def _most_batches(self, plan: OfEpoch, batches: int) -> int:
+    def _most_batches(self, plan: EpochPlan, batches: int) -> int:
         """Return the largest number of batches of a rank, and check that the plans are equal."""
         if self._replicas.size == 1:
             return batches

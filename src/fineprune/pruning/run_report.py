@@ -1,7 +1,6 @@
 """RunReport: what a training has cost so far, and where this is reported."""
 
 import contextlib
-import html
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -45,7 +44,7 @@ class RunReport:
     """Adds up what the epochs of a training cost, and reports it.
 
     Args:
-        counts: Those of the ``EpochLoop``.
+        counts: Those of the ``Pruner``.
         dataset: The data set, which may name the classes; None if there is none.
 
     Attributes:
@@ -167,31 +166,3 @@ def as_writer(target: Any) -> Write:
         )
     given: Write = target
     return given
-
-
-def as_html(title: str, summary: dict[str, Any]) -> str:
-    """Return a summary as a table of HTML, for notebooks."""
-    rows = "".join(
-        f"<tr><th style='text-align:left'>{html.escape(name.replace('_', ' '))}</th>"
-        f"<td style='text-align:left'>{html.escape(_shown(name, value))}</td></tr>"
-        for name, value in summary.items()
-    )
-    return f"<table><caption>{html.escape(title)}</caption>{rows}</table>"
-
-
-# The values of a summary that are shares.
-_SHARES = ("skipped", "predicted_saving")
-
-
-def _shown(name: str, value: Any) -> str:
-    if value is None:
-        return "not known"
-    if name in _SHARES:
-        return f"{value:.1%}"
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if name == "facts":
-        return " ".join(value) or "none"
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)

@@ -43,7 +43,7 @@ class PruningSampler(DistributedSampler[Any]):
         rank: int,
         seed: int,
         drop_last: bool,
-        cycle: EpochCycle[EpochPlan],
+        cycle: EpochCycle,
         choose_epoch: Callable[[int], None],
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=drop_last)

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from fineprune.errors import InputError, check_whole_number
@@ -39,8 +39,6 @@ class Schedule:
         attenuate: When the start is reduced: ``"window"`` for once per window after the first (the
             text of the paper), ``"epoch"`` for once per epoch after the first window (its listing,
             read literally).
-        opened: The epochs ``e`` (counted from 1) whose end ``open_window`` made a boundary. By
-            default, none.
 
     Raises:
         InputError: A value is out of range.
@@ -53,7 +51,6 @@ class Schedule:
     block: int = 1
     count: int = 1
     attenuate: Attenuate = "window"
-    opened: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_whole_number("epochs", self.epochs, 1)
@@ -174,9 +171,7 @@ class Schedule:
             InputError: The epoch is outside the schedule.
         """
         e = self._number(epoch)
-        # An epoch that became a boundary while it trained was planned before that.
-        position = self._position(e - 1) + 1 if e in self.opened else self._position(e)
-        return position >= self._start(e) and e % self.block < self.count
+        return self._position(e) >= self._start(e) and e % self.block < self.count
 
     def clears(self, epoch: int) -> bool:
         """Return whether the counts are cleared at the end of ``epoch`` (counted from 0).
@@ -192,29 +187,6 @@ class Schedule:
         Unlike formulas 3 and 4, this is exact.
         """
         return sum(self.prunes(epoch) for epoch in range(self.epochs))
-
-    def open_window(self, epoch: int) -> "Schedule":
-        """Return this schedule with another boundary at the end of ``epoch`` (counted from 0).
-
-        This is for learning rates that fall at an unknown time (a plateau scheduler): the paper
-        allows the window to change during the training. Nothing changes for this epoch and earlier
-        ones. The following windows have the length and the start of the window that the new
-        boundary cuts in two.
-
-        Raises:
-            InputError: The epoch is outside the schedule.
-        """
-        e = self._number(epoch)
-        if self._position(e) == 0:
-            return self
-        earlier = [b for b in self.boundaries if b < e]
-        lengths = [b - a for a, b in itertools.pairwise([0, *earlier, e])]
-        starts = [_of_window(self.start, i) for i in range(len(lengths))]
-        tail = range(len(lengths) - 1, max(len(lengths), len(_as_tuple(self.window))))
-        lengths += [_of_window(self.window, i) for i in tail]
-        starts += [_of_window(self.start, i) for i in tail]
-        opened = (*self.opened, e)
-        return replace(self, window=tuple(lengths), start=tuple(starts), opened=opened)
 
     def _number(self, epoch: int) -> int:
         check_epoch(epoch, self.epochs)

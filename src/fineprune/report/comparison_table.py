@@ -95,16 +95,9 @@ COLUMNS = (
     ),
     Column(
         "samples trained",
-        "number of sample-steps, that is, of samples summed over the epochs; each is one backward "
-        "pass of one sample",
+        "number of sample-steps, that is, of samples summed over the epochs; each is one pass of "
+        "one sample",
         lambda row: whole(row.samples_trained),
-        part="cost",
-    ),
-    Column(
-        "forward passes",
-        "number of forward passes of one sample; larger than “samples trained” if the policy "
-        "computes losses of samples that it then skips",
-        lambda row: whole(row.forward_samples),
         part="cost",
     ),
     Column("steps", "number of optimizer steps", lambda row: whole(row.steps), part="cost"),

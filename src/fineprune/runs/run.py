@@ -34,7 +34,6 @@ _IN_METRICS: dict[str, Any] = {
     "lr": _NUMBER,
     "pruned": bool,
     "samples": int,
-    "forward_samples": int,
     "skipped": int,
     "steps": int,
     "nonfinite": int,

@@ -74,7 +74,6 @@ class Summary:
         parameters: The number of parameters of the network.
         train_samples: The number of training samples, N.
         samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
-        forward_samples: The number of forward passes of one sample in the training.
         samples_full: The number of sample-steps that training on all data takes.
         skipped_share: The share of ``samples_full`` that the plans skipped.
         steps: The number of optimizer steps.
@@ -112,7 +111,6 @@ class Summary:
     parameters: int
     train_samples: int
     samples_trained: int
-    forward_samples: int
     samples_full: int
     skipped_share: float
     steps: int

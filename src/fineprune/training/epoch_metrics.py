@@ -92,8 +92,7 @@ def epoch_metrics(
     """Return the metrics of an epoch, with no evaluation yet. Every rank must call it.
 
     If the policy weights the losses, ``mean_weight`` is the mean over the kept samples.
-    ``forward_samples`` includes the samples that were only evaluated for the policy. With image
-    files, ``broken`` is the number of samples that replaced one whose file is broken.
+    With image files, ``broken`` is the number of samples that replaced one whose file is broken.
     """
     training, plan = state.recipe.training, state.pruner.plan
     kept = plan.kept
@@ -103,7 +102,6 @@ def epoch_metrics(
         "lr": rate_at(training, epoch + max(totals.planned - 1, 0) / max(totals.planned, 1)),
         "pruned": len(kept) < state.data.num_samples,
         "samples": samples,
-        "forward_samples": samples + totals.rescored * state.ranks.size,
         "skipped": state.data.num_samples - len(kept),
         "steps": totals.steps_so_far(state.recipe.accumulation),
         "train_loss": loss,

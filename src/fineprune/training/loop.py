@@ -28,7 +28,6 @@ from fineprune.training.epoch_served import (
 from fineprune.training.hardware import resolved, wait_for
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
-from fineprune.training.rescoring import rescore
 from fineprune.training.resume import checkpoint_of, finished_summary, recipe_of
 from fineprune.training.stop import Stopped, StopRequest, stop_requests
 from fineprune.training.summary import summary
@@ -136,7 +135,6 @@ def _train_epochs(
         wait_for(torch.device(run.device))  # Otherwise, the last steps would count as bookkeeping.
         end = end_of_epoch(state, epoch, totals)
         with totals.bookkeeping():
-            rescore(state, epoch, totals)
             state.pruner.end_epoch()
         totals.stop_clock()
         if state.coordinator is not None:

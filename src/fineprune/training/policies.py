@@ -23,7 +23,7 @@ POLICY_NAMES = tuple(POLICIES)
 _MADE = ("epochs", "schedule", "rates")
 
 # Options that some policies turn on by themselves. The recipe of a run contains them.
-_OWN_OPTIONS = {"infobatch": ("anneal", "rescale"), "kakurenbo": ("rescale",)}
+_OWN_OPTIONS = {"infobatch": ("anneal", "rescale")}
 
 # The settings that may stand beside a policy that has no use for them, so that one recipe can be
 # trained with several policies.

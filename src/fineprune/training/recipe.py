@@ -16,9 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
-from fineprune.pruning.policies.kakurenbo import Kakurenbo
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.evidence_of_run import evidence_of_run
 from fineprune.training.learning_rate import rate_at
@@ -68,8 +66,7 @@ class Recipe:
     def __post_init__(self) -> None:
         # Only training runs the user's code, and a report need not read another run.
         if not (self.pruning.own or self.pruning.other_run):
-            policy = self.policy()  # Raises an error if the schedule is impossible.
-            self._check_probabilities(policy)
+            self.policy()  # Raises an error if the schedule is impossible.
         if self.distributed.served:
             self._check_served()
         if self.distributed.simulate and self.training.ema is not None:
@@ -82,16 +79,6 @@ class Recipe:
     def accumulation(self) -> int:
         """The number of a process's batches whose mean gradient makes one optimizer step."""
         return self.training.accumulation * self.distributed.simulated_batches
-
-    def _check_probabilities(self, policy: Policy) -> None:
-        """Raise InputError if a policy would mistake smoothed losses for probabilities."""
-        smoothing = self.training.label_smoothing
-        takes = isinstance(policy, Kakurenbo | ProgressiveDropout) and policy.needs_losses
-        if takes and smoothing:
-            raise InputError(
-                f'expected training.label_smoothing = 0 with pruning.policy = "{policy.name}", '
-                f"which takes exp(-loss) as the probability of the right class, got {smoothing}"
-            )
 
     def _check_served(self) -> None:
         """Raise InputError if a setting is not supported with parameter servers."""

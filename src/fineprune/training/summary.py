@@ -50,7 +50,6 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
         parameters=sum(p.numel() for p in state.model.parameters()),
         train_samples=num_samples,
         samples_trained=_total(metrics, "samples"),
-        forward_samples=_total(metrics, "forward_samples"),
         samples_full=samples_full,
         skipped_share=_total(metrics, "skipped") / samples_full,
         steps=_total(metrics, "steps"),

@@ -50,14 +50,12 @@ class EpochTotals:
         first: The number of batches after which the windows of accumulation begin: 0, unless the
             number of ranks has changed within the epoch.
         steps: The number of optimizer steps before that.
-        rescored: The number of samples that were only evaluated, because the policy needs their
-            losses. This happens at the end of an epoch, after its last checkpoint.
         broken: The number of samples that replaced one whose file is broken; None if the data are
             not files, or with parameter servers.
         planned: The number of batches in the whole epoch, on which the learning rate depends.
         seconds: The wall-clock time of the training, in seconds.
-        bookkeeping_seconds: The part of ``seconds`` that was spent on choosing samples, with the
-            forward passes that this needs, and on recording losses.
+        bookkeeping_seconds: The part of ``seconds`` that was spent on choosing samples and on
+            recording losses.
         distributed: The report of the parameter servers; empty without them.
         history: The losses and predictions of the samples; None if the run does not keep them.
         started: The time at which the clock was last started, as ``time.perf_counter`` gives it.
@@ -68,7 +66,6 @@ class EpochTotals:
     batches: int = 0
     first: int = 0
     steps: int = 0
-    rescored: int = 0
     broken: int | None = None
     planned: int = 0
     seconds: float = 0.0
@@ -192,7 +189,7 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     if recipe.pruning.other_run:
         check_same_samples(*recipe.pruning.other_run, data)
     labels = None
-    if policy.plan_options.keep_per_class or (policy.uses_labels and not recipe.data.own):
+    if policy.uses_labels and not recipe.data.own:
         labels = data.labels()  # A pruner finds those of the user's own data, if there are any.
     pruner = Pruner(
         data.train,

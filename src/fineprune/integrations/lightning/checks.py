@@ -54,11 +54,6 @@ def check_policy(policy: Policy) -> None:
             "inside fit(), when the ranks know each other"
         )
     check_is_policy(policy)
-    if policy.rescores:
-        raise InputError(
-            f"expected a policy that learns only from trained samples, got {policy.name!r}, which "
-            f"evaluates the skipped ones: use it in a loop of your own"
-        )
 
 
 def check_trainer(trainer: pl.Trainer, module: pl.LightningModule, own: pl.Callback) -> None:

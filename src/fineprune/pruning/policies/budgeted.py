@@ -5,11 +5,8 @@ The steps are saved where the learning rate is small, and where there are sample
 
 from typing import Any, Unpack
 
-from torch.optim.lr_scheduler import LRScheduler
-
 from fineprune.errors import InputError, check_one_of
 from fineprune.pruning.learning_rates import (
-    FollowedScheduler,
     Rates,
     are_steps,
     rates_of_epochs,
@@ -49,7 +46,6 @@ class BudgetedPolicy(Policy):
         self.rates = self._weights = (1.0,) * self.epochs
         self._has_rates = rates is not None
         self._by_steps = False
-        self._followed: FollowedScheduler | None = None
         if rates is not None:
             self.set_rates(rates)
 
@@ -65,30 +61,17 @@ class BudgetedPolicy(Policy):
             f"pruner.set_rates(scheduler) before the training"
         )
 
-    def rate_deviation(self, epochs: int, steps: int) -> str | None:
-        """Compare the optimizer's learning rate with that of the scheduler, if one was given."""
-        return None if self._followed is None else self._followed.deviation(epochs, steps)
-
-    def forget_scheduler(self) -> None:
-        """Expect no rate of the optimizer; a copy keeps the rates themselves."""
-        self._followed = None
-
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates; see ``Pruner.set_rates``."""
         check_one_of("by", by, ("epochs", "steps"))
         self._by_steps = by == "steps"
         if self._by_steps:
-            each = rates_of_steps(rates, self._budget, self.epochs * self._full_steps)
+            each = rates_of_steps(rates, self._budget)
             found = rates_along_steps(each, self.epochs, self._full_steps)
             self.rates = self._weights = relative_rates(found)
         else:
-            each = rates_of_epochs(rates, self.epochs)
-            self.rates = relative_rates(each)
+            self.rates = relative_rates(rates_of_epochs(rates, self.epochs))
             self._weights = self.rates if are_steps(self.rates) else smooth_weights(self.rates)
-        self._followed = None
-        if isinstance(rates, LRScheduler):
-            tolerance = self._full_steps if self._by_steps else 1
-            self._followed = FollowedScheduler(rates, by, each, tolerance)
         self._has_rates = True
 
     def settings(self) -> dict[str, Any]:

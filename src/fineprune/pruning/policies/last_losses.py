@@ -27,16 +27,11 @@ class LastLosses(Policy):
     def __init__(self, epochs: float, **options: Unpack[Options]) -> None:
         super().__init__(epochs, **options)
         self.losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
-        self._per_step = 1
 
     def bind(self, num_samples: int) -> None:
-        """Allocate the losses, if the policy needs them."""
+        """Allocate the losses."""
         super().bind(num_samples)
-        self.losses = np.full(num_samples if self.needs_losses else 0, np.nan, dtype=np.float32)
-
-    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
-        """Receive the number of samples per optimizer step."""
-        self._per_step = samples_per_step
+        self.losses = np.full(num_samples, np.nan, dtype=np.float32)
 
     def num_kept(self, epoch: int) -> int | None:
         """Return None, because the number depends on the losses."""
@@ -44,22 +39,9 @@ class LastLosses(Policy):
 
     def observe(self, epoch: int, records: LossRecords) -> None:
         """Remember the last loss of each trained sample."""
-        self._remember(records.index, records.losses)
-
-    def observe_rescored(
-        self, epoch: int, index: npt.NDArray[np.int64], losses: npt.NDArray[np.float32]
-    ) -> None:
-        """Remember the loss of each sample that was rescored."""
-        self._remember(index, losses)
+        losses = records.losses
+        self.losses[records.index] = np.where(np.isfinite(losses), losses, np.float32(np.nan))
 
     def suspicion(self) -> torch.Tensor:
         """Return the last loss of each sample, float32, shape (N,), a copy; NaN if unknown."""
         return torch.from_numpy(self.losses.copy())
-
-    def _whole_steps(self, number: int) -> int:
-        """Return a number of samples, rounded up to whole optimizer steps, but at most N."""
-        steps = max(-(-number // self._per_step), 1)
-        return min(steps * self._per_step, self._num_samples)
-
-    def _remember(self, index: npt.NDArray[np.int64], losses: npt.NDArray[np.float32]) -> None:
-        self.losses[index] = np.where(np.isfinite(losses), losses, np.float32(np.nan))

@@ -5,6 +5,7 @@ implements ``num_kept`` and ``select``, and also ``observe`` and ``end_epoch`` i
 losses. All ranks must learn the same; see ``Policy.merge``.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -19,7 +20,7 @@ from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import NAMES, Options, PlanOptions, annealed_epochs
+from fineprune.pruning.plan_options import NAMES, Options, PlanOptions
 from fineprune.pruning.replicas import Replicas
 
 
@@ -47,9 +48,8 @@ class Policy(ABC):
 
     Args:
         epochs: Number of training epochs. A subclass may override the property ``epochs`` instead.
-        options: The options that every policy takes: ``anneal``, ``rescale``, ``keep_per_class``
-            and ``max_skips``; see ``PlanOptions``. All of them are off in a subclass that does not
-            call this constructor.
+        options: The options that every policy takes, ``anneal`` and ``rescale``; see
+            ``PlanOptions``. Both are off in a subclass that does not call this constructor.
 
     Attributes:
         name: The name of the policy in recipes and tables.
@@ -58,8 +58,6 @@ class Policy(ABC):
         needs_logits: Whether the training loop must record logits.
         known_labels: The labels of the earlier training by which samples are chosen, -1 for unknown
             ones; int64, shape (N,). None without an earlier training.
-        rescores: Whether the policy needs losses of samples that an epoch skipped. The training
-            loop then evaluates these at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
         of_nonfinite: What happens to losses that are NaN or infinite, for a warning.
 
@@ -74,7 +72,6 @@ class Policy(ABC):
     needs_ranking: bool = False
     needs_logits: bool = False
     known_labels: torch.Tensor | None = None
-    rescores: bool = False
     of_nonfinite: ClassVar[str] = "were left out"
     plan_options: PlanOptions = PlanOptions()
     _num_samples = _seed = 0
@@ -93,9 +90,8 @@ class Policy(ABC):
 
     @property
     def uses_labels(self) -> bool:
-        """Whether the policy or an option depends on labels that are given before the training."""
-        known = self.known_labels is not None
-        return self.needs_ranking or known or self.plan_options.keep_per_class > 0
+        """Whether the policy depends on labels that are given before the training."""
+        return self.needs_ranking or self.known_labels is not None
 
     @property
     def epochs(self) -> int:
@@ -105,7 +101,8 @@ class Policy(ABC):
     @property
     def _annealed(self) -> int:
         """Number of last epochs that train all samples because of ``anneal``."""
-        return annealed_epochs(self.plan_options.anneal, self.epochs)
+        # Rounded up, except for an error such as that of 0.07 * 100 = 7.000000000000001.
+        return math.ceil(self.plan_options.anneal * self.epochs - 1e-9)
 
     def anneals(self, epoch: int) -> bool:
         """Return whether ``epoch`` (counted from 0) trains all samples because of ``anneal``.
@@ -121,20 +118,6 @@ class Policy(ABC):
         None if it uses no rates or was given them.
         """
         return None
-
-    def rate_deviation(self, epochs: int, steps: int) -> str | None:
-        """Return how the optimizer's learning rate differs from the expected one, and what to do.
-
-        None if it is the expected one at the end of an epoch, or if the expected one is not known.
-
-        Args:
-            epochs: The number of epochs so far.
-            steps: The number of optimizer steps so far.
-        """
-        return None
-
-    def forget_scheduler(self) -> None:  # noqa: B027
-        """Expect no rate of the optimizer, since the pruner is a copy that may train another."""
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates of the training; see ``Pruner.set_rates``.
@@ -234,33 +217,6 @@ class Policy(ABC):
         each ``observe``.
         """
 
-    def to_rescore(self, plan: EpochPlan, skipped: torch.Tensor) -> torch.Tensor:
-        """Return the skipped samples whose losses the policy needs, if ``rescores`` is true.
-
-        This is called after the last batch of an epoch. By default, it returns all skipped samples.
-        The result must be the same on every rank.
-
-        Args:
-            plan: The plan of the epoch, after the options were applied.
-            skipped: The samples that the epoch skipped, sorted, int64, on the CPU.
-        """
-        return skipped
-
-    def observe_rescored(  # noqa: B027
-        self, epoch: int, index: npt.NDArray[np.int64], losses: npt.NDArray[np.float32]
-    ) -> None:
-        """Observe losses of samples that ``epoch`` did not train.
-
-        This is called any number of times before ``end_epoch``. It is never called if the training
-        loop does not rescore; the policy must then use what it knows.
-
-        Args:
-            epoch: The epoch, counted from 0.
-            index: The sample of each loss, int64, shape (n,); samples of all ranks, even if the
-                policy implements ``merge``.
-            losses: The losses, float32, shape (n,). Some may be NaN or infinite.
-        """
-
     def observe_ranking(self, epoch: int, ranking: Ranking) -> None:  # noqa: B027
         """Observe which labels the logits of all ranks contradict, right before ``end_epoch``.
 
@@ -271,14 +227,6 @@ class Policy(ABC):
 
     def end_epoch(self, epoch: int) -> None:  # noqa: B027
         """Commit what was observed. Before this call, ``select`` must not depend on it."""
-
-    def open_window(self, epoch: int) -> None:
-        """Begin a new window at the end of ``epoch``, if the policy has windows.
-
-        Raises:
-            InputError: The policy has no windows.
-        """
-        raise InputError(f"expected a policy with windows, got {self.name!r}, which has none")
 
     @property
     def counts(self) -> torch.Tensor | None:

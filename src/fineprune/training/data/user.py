@@ -282,8 +282,8 @@ def needed_labels(train: Any, name: str) -> Any:
     if labels is None:
         raise InputError(
             f"expected the training set of {name} to have an attribute targets or labels, since "
-            f"pruning.keep_per_class and data.true_labels need the class of each sample, got none: "
-            f"add one, or leave out these settings"
+            f"data.true_labels needs the class of each sample, got none: add one, or leave out "
+            f"this setting"
         )
     return labels
 

@@ -32,12 +32,10 @@ class PruningSettings:
     settings.
 
     Attributes:
-        policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``kakurenbo``,
-            ``progressive-dropout``, ``random``, ``ranked``, ``rs2``, ``selective-backprop``,
-            ``seta``, ``ucb``, ``matched`` or ``full``; or ``module:Class``, a user-defined policy,
-            which is called with the number of epochs and ``arguments``.
-        save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``Ranked``, ``RS2``,
-            ``SelectiveBackprop`` and ``UCB``.
+        policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``random``, ``ranked``,
+            ``rs2``, ``matched`` or ``full``; or ``module:Class``, a user-defined policy, which is
+            called with the number of epochs and ``arguments``.
+        save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``Ranked`` and ``RS2``.
         patience, returning, evidence, suspects_after, chance: The arguments of ``Adaptive``;
             ``returning`` is also one of ``Ranked``.
         earlier: The folder of a finished run on the same samples and labels. Its evidence on the
@@ -46,20 +44,14 @@ class PruningSettings:
             labels gives the scores of ``Ranked``.
         suspects: An argument of ``Ranked``; None for the clear suspects of the run.
         replacement: An argument of ``RS2``.
-        confidence: An argument of ``Kakurenbo``.
-        power, begin, end: The arguments of ``SelectiveBackprop``.
-        groups, width, final: The arguments of ``SeTa``.
-        smoothing, exploration, period, epsilon: The arguments of ``UCB``.
-        form, threshold, decay: The arguments of ``ProgressiveDropout``.
-        anneal, rescale, keep_per_class, max_skips: The options of every policy (``PlanOptions``);
-            None for the default of the policy.
+        anneal, rescale: The options of every policy (``PlanOptions``); None for the default of the
+            policy.
         arguments: The keyword arguments of a user-defined policy: a table of numbers, strings,
             booleans, lists and tables.
         window, start, attenuation, attenuate, block, count: The arguments of ``Schedule``.
         windows_per_interval: The number of windows between two milestones, instead of ``window``.
         prune: The samples that a pruning epoch skips: a fraction in [0, 1), or their number. With
-            ``infobatch``, a probability; 0 stands for none if ``save`` is given. With
-            ``kakurenbo``, the largest fraction or number.
+            ``infobatch``, a probability; 0 stands for none if ``save`` is given.
         tolerance: The fraction of the batch's mean loss by which a sample's loss may exceed this
             mean without being marked.
         numbers, mean_weights: The arguments of ``Matched``, one number for each epoch;
@@ -77,24 +69,8 @@ class PruningSettings:
     scores: str | None = None
     suspects: int | float | None = None
     replacement: bool | None = None
-    confidence: float | None = None
-    power: float | None = None
-    begin: float | None = None
-    end: float | None = None
-    groups: int | None = None
-    width: float | None = None
-    final: float | None = None
-    smoothing: float | None = None
-    exploration: float | None = None
-    period: int | None = None
-    epsilon: float | None = None
-    form: str | None = None
-    threshold: float | None = None
-    decay: float | None = None
     anneal: float | None = None
     rescale: bool | None = None
-    keep_per_class: float | None = None
-    max_skips: int | None = None
     arguments: dict[str, Any] | None = None
     window: int | None = None
     windows_per_interval: int | None = None
