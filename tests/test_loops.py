@@ -557,14 +557,6 @@ NUMPYS = [
         patience=numpys("i8", 2),
     ),
     fp.Adaptive(EPOCHS, rates=torch.linspace(1, 0.1, EPOCHS), anneal=numpys("f8", 0.2)),
-    fp.Ranked(
-        EPOCHS,
-        np.arange(N),
-        numpys("f4", 0.3),
-        np.linspace(1, 0.1, EPOCHS),
-        suspects=numpys("f8", 0.2),
-        returning=numpys("f4", 0.25),
-    ),
     fp.FinePruning(fp.Schedule(EPOCHS, 3, 1), numpys("f8", 0.25), tolerance=numpys("f4", 0.1)),
     fp.FinePruning(
         fp.Schedule(EPOCHS, numpys("i4", 3), numpys("i8", 1)), 24, max_skips=numpys("i8", 2)

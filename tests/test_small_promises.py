@@ -490,7 +490,6 @@ def policy_named(name):
         "matched": lambda: Matched(6, [40, 40, 20, 20, 20, 20], [1, 1, 2, 2, 2, 2]),
         "full": lambda: fp.FullData(6),
         "kakurenbo": lambda: fp.Kakurenbo(6, 0.3, rescale=True),
-        "ranked": lambda: fp.Ranked(6, np.arange(40.0), 0.3, rates, suspects=0.1),
     }
     return needed.get(name, lambda: any_policy[name](6, save=0.3))()
 

@@ -16,7 +16,6 @@ from fineprune.pruning.policies.kakurenbo import Kakurenbo
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.policies.ranked import Ranked
 from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.selective_backprop import SelectiveBackprop
 from fineprune.pruning.policies.seta import SeTa
@@ -51,7 +50,6 @@ __all__ = [
     "Pruner",
     "PruningSampler",
     "RandomPruning",
-    "Ranked",
     "Savings",
     "Schedule",
     "SeTa",

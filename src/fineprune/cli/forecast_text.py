@@ -52,26 +52,13 @@ def forecast_text(made: Forecast, block: str = "█") -> Iterator[str | Text]:
         if weights != {1.0}:
             yield f"weights: {min(weights):.3g} to {max(weights):.3g}, the same within an epoch"
     else:
-        adapts = isinstance(policy, Adaptive) and policy.patience > 0
-        learned = ", without what is learned from the losses" if adapts else ""
-        yield f"samples per epoch{learned}:"
+        adapts = isinstance(policy, Adaptive)
+        yield f"samples per epoch{', before any is suspected' if adapts else ''}:"
         yield from _bars(made.kept, block)
-        if isinstance(policy, Adaptive) and (earlier := policy.num_suspects()):
+        if adapts:
             yield (
-                f"already without the {earlier:,} suspects of the earlier training, of which "
-                f"{policy.returning:.0%} return per epoch"
-            )
-        if isinstance(policy, Adaptive) and adapts:
-            labels = (
-                "labels are confused consistently"
-                if policy.suspects_after is None
-                else f"labels are suspects after {policy.suspects_after} epochs"
-            )
-            yield (
-                f"also skipped, even in epochs that are full here: samples whose loss stays above "
-                f"chance for {policy.patience} epochs (or is so on average, once most samples are "
-                f"learned), and samples whose {labels}; later epochs then keep more, so the number "
-                f"of steps does not change"
+                "also skipped, even in epochs that are full here: samples with suspicious labels; "
+                "other epochs then keep more, so the number of steps does not change"
             )
     yield from _totals(made)
 

@@ -1,8 +1,8 @@
 """What the evidence on the labels says, in plain words.
 
 It says how many labels contradict what the network learned, and which way of saving steps fits
-best. The measurements that are quoted here are those of labels.md, adaptive.md, resnet9.md and
-second-training.md in docs/results.
+best. The measurements that are quoted here are those of labels.md, adaptive.md and resnet9.md in
+docs/results.
 """
 
 from collections.abc import Sequence
@@ -47,10 +47,9 @@ _NO_CLASSES = (
 _TOO_EARLY = "It is too early to say which way of saving steps fits best."
 
 _AGAIN = (
-    "In the next training of this network, skip the suspects from the first epoch on: give "
-    "fp.Adaptive(epochs, earlier=watch), or set pruning.earlier to the folder of this run. With "
-    "30 % wrong labels and 35 % of the steps saved, such a training was 3.90 ±2.06 points more "
-    "accurate than the first one with a ResNet-9, and 2.30 ±1.60 with a thin ResNet-18."
+    "Or train the network again without the suspects: on "
+    "torch.utils.data.Subset(train_set, watch.without_suspects()), or with data.without, the "
+    "folder of this run."
 )
 
 
@@ -182,11 +181,7 @@ def doubt_of(ranking: Ranking) -> str | None:
         longer = "watch a longer or better training"
     elif ranking.too_early:
         reason = f"may be hard samples: it trained each one only {ranking.visits} times"
-    return (
-        f"the {number} suspects of the earlier training {reason}, so none is skipped: {longer}, or "
-        f"give fp.Ranked (or pruning.suspects with pruning.policy=ranked) {number} as the number "
-        f"of suspects, to skip {usable} of them all the same"
-    )
+    return f"the {number} suspects of the earlier training {reason}, so none is skipped: {longer}"
 
 
 def advice_of_losses(

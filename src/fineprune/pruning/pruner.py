@@ -15,7 +15,7 @@ from fineprune.labels.dataset_attributes import labels_of
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
-from fineprune.pruning.label_warnings import warn_of_other_digest, warn_of_other_labels
+from fineprune.pruning.label_warnings import warn_of_other_digest
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.loop_checks import check_batch
 from fineprune.pruning.plan import EpochPlan, check_plan
@@ -166,14 +166,10 @@ class Pruner(EpochLoop[EpochPlan]):
             self.log(log)
 
     def _take_labels(self, labels: npt.NDArray[np.integer]) -> None:
-        """Give the policy the label of each sample, and compare them with what it has learned."""
+        """Give the policy the label of each sample."""
         self._policy.bind_labels(labels)
         numbers = labels.astype(np.int64)  # In one form on all ranks.
         self._checks.labels_digest = zlib.crc32(numbers.data)
-        if self._policy.known_labels is not None:
-            every = torch.arange(self._num_samples)
-            warn_of_other_labels(self._policy.known_labels, every, torch.from_numpy(numbers))
-            self._policy.known_labels = None  # It is said once.
 
     @property
     def plan(self) -> EpochPlan:

@@ -33,7 +33,7 @@ class Forecast:
         policy: The policy of the recipe, bound to the samples.
         num_samples: The number of training samples, N.
         kept: How many samples each epoch keeps. With ``adaptive``, they are those of a training in
-            which no sample contradicts the others.
+            which no sample is suspected.
         batch_size: The number of samples per batch, on each rank or worker.
         samples_per_step: The number of samples of an optimizer step, over all ranks and workers.
         steps_at_once: The number of optimizer steps that are computed at the same time: the groups

@@ -20,7 +20,6 @@ from fineprune.pruning.policies.kakurenbo import Kakurenbo
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.schedule import Schedule
-from fineprune.training.evidence_of_run import evidence_of_run
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.packaged_recipes import nearest_name, recipe_file
 from fineprune.training.policies import make_policy, own_policy
@@ -66,8 +65,7 @@ class Recipe:
     run: RunSettings = dataclasses.field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        # Only training runs the user's code, and a report need not read another run.
-        if not (self.pruning.own or self.pruning.other_run):
+        if not self.pruning.own:  # Only training runs the user's code.
             policy = self.policy()  # Raises an error if the schedule is impossible.
             self._check_probabilities(policy)
         if self.distributed.served:
@@ -118,8 +116,7 @@ class Recipe:
     def policy(self) -> Policy:
         """Make the policy that the pruning section describes.
 
-        If it is the user's own, this runs the user's code. Others may read the evidence of another
-        run.
+        If it is the user's own, this runs the user's code.
         """
         pruning, epochs = self.pruning, self.training.epochs
         if pruning.own:
@@ -129,9 +126,6 @@ class Recipe:
             "schedule": self.schedule,
             "rates": lambda: functools.partial(rate_at, self.training),
         }
-        if pruning.other_run:
-            setting, folder = pruning.other_run
-            made[setting] = lambda: evidence_of_run(setting, folder)
         return make_policy(pruning.policy, pruning.given(), made)
 
     def schedule(self) -> Schedule:

@@ -20,7 +20,6 @@ from fineprune.errors import InputError
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
-from fineprune.training.evidence_of_run import check_same_samples
 from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer
@@ -189,8 +188,6 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     model = recipe_network(recipe, data)
     digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()
-    if recipe.pruning.other_run:
-        check_same_samples(*recipe.pruning.other_run, data)
     labels = None
     if policy.plan_options.keep_per_class or (policy.uses_labels and not recipe.data.own):
         labels = data.labels()  # A pruner finds those of the user's own data, if there are any.

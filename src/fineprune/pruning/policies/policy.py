@@ -56,8 +56,6 @@ class Policy(ABC):
         needs_losses: Whether ``observe`` is called. If it is not, recording costs nothing.
         needs_ranking: Whether ``observe_ranking`` is called if the training loop records logits.
         needs_logits: Whether the training loop must record logits.
-        known_labels: The labels of the earlier training by which samples are chosen, -1 for unknown
-            ones; int64, shape (N,). None without an earlier training.
         rescores: Whether the policy needs losses of samples that an epoch skipped. The training
             loop then evaluates these at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
@@ -73,7 +71,6 @@ class Policy(ABC):
     needs_losses: bool = False
     needs_ranking: bool = False
     needs_logits: bool = False
-    known_labels: torch.Tensor | None = None
     rescores: bool = False
     of_nonfinite: ClassVar[str] = "were left out"
     plan_options: PlanOptions = PlanOptions()
@@ -94,8 +91,7 @@ class Policy(ABC):
     @property
     def uses_labels(self) -> bool:
         """Whether the policy or an option depends on labels that are given before the training."""
-        known = self.known_labels is not None
-        return self.needs_ranking or known or self.plan_options.keep_per_class > 0
+        return self.needs_ranking or self.plan_options.keep_per_class > 0
 
     @property
     def epochs(self) -> int:

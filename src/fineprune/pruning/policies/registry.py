@@ -9,7 +9,6 @@ from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.policies.ranked import Ranked
 from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.selective_backprop import SelectiveBackprop
 from fineprune.pruning.policies.seta import SeTa
@@ -24,7 +23,6 @@ POLICIES: dict[str, type[Policy]] = {
         Kakurenbo,
         ProgressiveDropout,
         RandomPruning,
-        Ranked,
         RS2,
         SelectiveBackprop,
         SeTa,
