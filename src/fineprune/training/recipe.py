@@ -35,7 +35,7 @@ from fineprune.training.settings import (
 # Digests tell whether the files in another place are the same. The limits of [distributed] are
 # those that a run is resumed with after it has failed because one of them was too short.
 _PLACES = {
-    "data": ("dir", "download", "train", "test", "workers", "broken_limit"),
+    "data": ("dir", "download", "train", "test", "without", "workers", "broken_limit"),
     "network": ("weights",),
     "distributed": (
         "placement",
