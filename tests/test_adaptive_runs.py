@@ -24,7 +24,7 @@ RECIPE = {
         "evaluate_every": 8,
         "evaluate_last": 1,
     },
-    "pruning": {"policy": "adaptive", "save": 0.35, "patience": 2},
+    "pruning": {"policy": "adaptive", "save": 0.35, "first_epoch": 2},
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 

@@ -187,7 +187,6 @@ def test_no_schedule_is_found_for_a_recipe_that_saves_nothing():
 def test_one_adaptive_recipe_gives_every_arm_about_the_same_cost():
     recipe = adaptive_recipe(0.35)
     saving = [arm for arm in ALL_ARMS if takes_save(arm) or follows_schedule(arm)]
-    saving.remove("ranked")  # It needs a finished run; see test_ranked.
     for arm in (*saving, *SHORTER):
         made = arm_recipe(recipe, arm, 12_800)
         share = predicted_cost(made, 12_800).samples / (40 * 12_800)

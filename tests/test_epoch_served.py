@@ -86,7 +86,7 @@ def counts(folder):
     "pruning",
     [
         pytest.param({}, marks=pytest.mark.long),
-        {"policy": "adaptive", "save": 0.3, "patience": 1, "evidence": 0.01},
+        {"policy": "adaptive", "save": 0.3, "first_epoch": 1},
         # It weights the losses.
         pytest.param({"policy": "infobatch", "prune": 0.5, "anneal": 0.0}, marks=pytest.mark.long),
     ],

@@ -44,7 +44,7 @@ RECIPE = {
         "evaluate_every": 8,
         "evaluate_last": 1,
     },
-    "pruning": {"policy": "adaptive", "save": 0.3, "patience": 2},
+    "pruning": {"policy": "adaptive", "save": 0.3, "first_epoch": 2},
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 MOST_BYTES = 5_000_000

@@ -216,8 +216,6 @@ def check_fineprune(arguments, *, launched):
             configured(recipe, configuration(text), same_update=params["same_update"])
     elif verb == "compare":
         recipe = read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))
-        if recipe.pruning.policy == "ranked":
-            return  # Its cost follows from a run that the page trains.
         named = params["arms"]
         for arm in named.split(",") if named else default_arms(recipe):
             arm_recipe(recipe, arm, num_samples=50_000)

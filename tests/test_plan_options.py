@@ -47,9 +47,6 @@ POLICIES = {
     "fine-pruning": lambda **options: fp.FinePruning(schedule(), 0.3, **options),
     "random": lambda **options: fp.RandomPruning(schedule(), 0.3, **options),
     "adaptive": lambda **options: fp.Adaptive(EPOCHS, 0.3, rates=[1] * EPOCHS, **options),
-    "ranked": lambda **options: fp.Ranked(
-        EPOCHS, np.arange(N), 0.3, [1] * EPOCHS, suspects=0.2, **options
-    ),
     "infobatch": lambda **options: fp.InfoBatch(EPOCHS, **options),
     "infobatch-save": lambda **options: fp.InfoBatch(EPOCHS, save=0.3, **options),
     "rs2": lambda **options: fp.RS2(EPOCHS, 0.3, **options),

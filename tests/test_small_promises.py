@@ -415,7 +415,6 @@ def policy_named(name):
         "random": lambda: fp.RandomPruning(fp.Schedule(6, 3, 1), 0.3),
         "matched": lambda: Matched(6, [40, 40, 20, 20, 20, 20], [1, 1, 2, 2, 2, 2]),
         "full": lambda: fp.FullData(6),
-        "ranked": lambda: fp.Ranked(6, np.arange(40.0), 0.3, rates, suspects=0.1),
     }
     return needed.get(name, lambda: any_policy[name](6, save=0.3))()
 

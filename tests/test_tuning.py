@@ -247,7 +247,6 @@ def test_an_arm_that_diverges_at_every_rate_ends_the_comparison(tmp_path):
     ("arms", "curve", "said"),
     [
         (["full", "fine-pruning", "shorter-1.5", "shorter-2"], False, "got shorter-1.5, shorter-2"),
-        (["full", "ranked"], False, "expected data.validation with --tune"),
         (["full"], True, "expected --tune or --curve, got both"),
     ],
 )
@@ -255,14 +254,6 @@ def test_arms_whose_rates_cannot_be_chosen_are_refused(arms, curve, said, tmp_pa
     with pytest.raises(InputError, match=said):
         tune(tmp_path / "c", arms=arms, curve=curve)
     assert not (tmp_path / "c").exists()
-
-
-def test_an_arm_that_reads_a_run_needs_held_out_samples(tmp_path):
-    changes = ("pruning.policy=adaptive", "pruning.save=0.3", "pruning.earlier=first")
-    with pytest.raises(
-        InputError, match="--tune and the arm 'adaptive', got 0: set it, since this arm reads"
-    ):
-        tune(tmp_path / "c", *changes, arms=["full", "adaptive"])
 
 
 def test_the_command_refuses_them_in_one_line(tmp_path, monkeypatch):

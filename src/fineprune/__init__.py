@@ -13,7 +13,6 @@ from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.policies.ranked import Ranked
 from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.pruner import Position, Pruner
 from fineprune.pruning.sample_losses import reduce_pixels, reduce_tasks, reduce_tokens
@@ -41,7 +40,6 @@ __all__ = [
     "Pruner",
     "PruningSampler",
     "RandomPruning",
-    "Ranked",
     "Savings",
     "Schedule",
     "closed_form_pruned_epochs",

@@ -35,7 +35,6 @@ from fineprune.runs.lock import only_writer
 from fineprune.runs.run import diverged_runs
 from fineprune.runs.summary import read_summary
 from fineprune.training.data import Data, load_data
-from fineprune.training.evidence_of_run import check_same_samples
 from fineprune.training.forecast import check_rounds
 from fineprune.training.hardware import resolved
 from fineprune.training.recipe import Recipe, read_written_recipe
@@ -84,8 +83,6 @@ def plan_runs(
         planned = {}
         for arm in arms:
             run_recipe = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)
-            if run_recipe.pruning.other_run and number == 0:
-                check_same_samples(*run_recipe.pruning.other_run, data)
             if number == 0 and arm != MATCHED:  # It has the numbers of another arm.
                 try:
                     check_rounds(run_recipe, num_samples)

@@ -67,14 +67,6 @@ def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
             f"expected no arms with --tune whose learning rate is a multiple of another arm's, got "
             f"{', '.join(multiples)}: leave them out"
         )
-    own = recipe.pruning.policy if recipe.pruning.other_run else "ranked"
-    reading = [arm for arm in arms if arm in ("ranked", own)]
-    if reading and not recipe.data.validation:
-        raise InputError(
-            f"expected data.validation with --tune and the arm {reading[0]!r}, got 0: set it, "
-            f"since this arm reads a run that must have held out the same samples, or leave the "
-            f"arm out"
-        )
 
 
 def held_out_recipe(recipe: Recipe, num_samples: int) -> Recipe:

@@ -14,6 +14,7 @@ from fineprune.datasets.image_set import channel_statistics
 from fineprune.errors import InputError
 from fineprune.runs.files import CHECKPOINT
 from fineprune.runs.run import Run
+from fineprune.runs.training_set import read_training_set
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data.memory import LoadedImages, device_data, load_images
 from fineprune.training.evaluate import evaluated_logits
@@ -51,7 +52,15 @@ def pictures_of(run: Run) -> LoadedImages:
         raise InputError(
             f"expected built-in data to pass through the network, got {recipe.data.name!r}"
         )
-    return load_images(recipe.replaced("data", download=False))  # Reading a run fetches nothing.
+    # Reading a run fetches nothing, and needs no other run to know what it left out.
+    loaded = load_images(recipe.replaced("data", download=False, without=None))
+    if recipe.data.without is None:
+        return loaded
+    trained = read_training_set(run.path, run.summary.train_samples).index
+    kept = np.flatnonzero(np.isin(loaded.weak.index, trained))
+    if len(kept) != len(trained):
+        raise InputError("the data or their labels have changed since the training")
+    return loaded.only(kept)
 
 
 def image_of(picture: npt.NDArray[np.uint8]) -> Image.Image:

@@ -17,7 +17,6 @@ _SAME_WEIGHT, _OTHER_WEIGHT = 0.01, 0.1
 
 def warn_of_first_batch(
     policy: Policy,
-    index: torch.Tensor,
     losses: torch.Tensor,
     logits: torch.Tensor,
     labels: torch.Tensor,
@@ -26,15 +25,13 @@ def warn_of_first_batch(
 
     Args:
         policy: The policy of the pruner.
-        index: The indices; integers, shape (B,).
         losses: The losses; floating point, shape (B,).
         logits: The logits; floating point, shape (B, C).
         labels: The labels; integers, shape (B,), ``NO_LABEL`` for a sample without one.
     """
     has_label = (labels.long() != NO_LABEL).cpu()
-    parts = (part[has_label.to(part.device)] for part in (index, losses, logits, labels))
-    index, losses, logits, labels = parts
-    warn_of_other_labels(policy.known_labels, index, labels)
+    parts = (part[has_label.to(part.device)] for part in (losses, logits, labels))
+    losses, logits, labels = parts
     if not policy.needs_losses:
         return
     _warn_of_class_weights(losses, logits, labels)
@@ -58,27 +55,6 @@ def warn_of_other_digest(before: int, now: int) -> None:
             "the labels are others than in the training that saved the loaded state, so what it "
             "learned may belong to other samples: give the Pruner the same data set in the same "
             "order, or train anew if labels were corrected"
-        )
-
-
-def warn_of_other_labels(
-    known: torch.Tensor | None, index: torch.Tensor, labels: torch.Tensor
-) -> None:
-    """Warn if samples have other labels than in the training by which the policy chooses them.
-
-    The indices and the labels have shape (B,), and the known labels are those of
-    ``Policy.known_labels``.
-    """
-    if known is None:
-        return
-    before, labels = known[index.cpu().long()], labels.cpu().long()
-    others = int(((before >= 0) & (labels != NO_LABEL) & (before != labels)).sum())
-    if others:
-        warn_user(
-            f"{others} of {len(labels)} samples have another label than in the earlier training "
-            f"that decides which samples are skipped, so the wrong samples may be skipped: give "
-            f"the evidence of a training on the same samples and labels, or train on all samples "
-            f"if labels were corrected"
         )
 
 

@@ -178,8 +178,7 @@ class LoopChecks:
                 "seed": (seed, "seed anything else by the rank, such as augmentation or dropout"),
                 "policy": (
                     _text_of([policy.settings(), policy.plan_options.settings()]),
-                    "give it the same settings on all ranks, and the same scores or earlier "
-                    "training, if any",
+                    "give it the same settings on all ranks",
                 ),
                 "epoch": (plan.epoch, "loop over pruner.epochs(), and load the state on all ranks"),
                 "plan": (fingerprint(plan), "let select() draw from its argument rng only"),

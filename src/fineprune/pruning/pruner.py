@@ -25,7 +25,7 @@ from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
 from fineprune.pruning.indexed import Indexed, indexed_and_length
-from fineprune.pruning.label_warnings import warn_of_other_digest, warn_of_other_labels
+from fineprune.pruning.label_warnings import warn_of_other_digest
 from fineprune.pruning.last_batch import LastBatch
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.loader import PrunedLoaders

@@ -57,7 +57,7 @@ class PrunerWatch:
         self.is_loaded = False
         if first:
             labels = as_numbers("labels", labels)
-            warn_of_first_batch(self._policy, index, losses, logits, labels)
+            warn_of_first_batch(self._policy, losses, logits, labels)
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Continue from the state of a watch; None is that of a training without logits."""

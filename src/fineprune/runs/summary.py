@@ -10,6 +10,9 @@ from fineprune.runs.files import read_json, write_json
 
 _VERSION = 1
 
+# The name of the digest of what a second training leaves out.
+LEFT_OUT = "suspects"
+
 _Record = TypeVar("_Record")
 
 
@@ -97,7 +100,8 @@ class Summary:
             None if they are those of a built-in dataset, or of a function of the user.
         data_sha256: The digest of the training and evaluation data: of the images and labels of
             built-in data, of the names and labels of image files, and of the labels and some
-            samples that a function of the user returns.
+            samples that a function of the user returns. What ``data.without`` leaves out is in it.
+        left_out_sha256: The digest of the samples that ``data.without`` leaves; None without it.
         suspicion: How well the policy found the wrong labels; None if these are not known.
     """
 
@@ -132,6 +136,7 @@ class Summary:
     weights_sha256: str | None
     labels_sha256: str | None
     data_sha256: str | None
+    left_out_sha256: str | None
     suspicion: Detection | None
 
     @property
@@ -141,6 +146,7 @@ class Summary:
             "data": self.data_sha256,
             "labels": self.labels_sha256,
             "weights": self.weights_sha256,
+            LEFT_OUT: self.left_out_sha256,
         }
 
 

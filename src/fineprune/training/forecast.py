@@ -33,7 +33,7 @@ class Forecast:
         policy: The policy of the recipe, bound to the samples.
         num_samples: The number of training samples, N.
         kept: How many samples each epoch keeps. With ``adaptive``, they are those of a training in
-            which no sample contradicts the others.
+            which no sample is suspected.
         batch_size: The number of samples per batch, on each rank or worker.
         samples_per_step: The number of samples of an optimizer step, over all ranks and workers.
         steps_at_once: The number of optimizer steps that are computed at the same time: the groups
@@ -181,11 +181,13 @@ def saved_share(recipe: Recipe, num_samples: int) -> float:
 def known_training_samples(recipe: Recipe) -> int:
     """Return the number of training samples of a recipe, without reading any data."""
     data = recipe.data
-    if data.labels is not None:
-        raise InputError(
-            f"expected --samples with data.labels, got none: give the number of training samples "
-            f"that {data.labels} does not leave out"
-        )
+    for name in ("labels", "without"):
+        given = getattr(data, name)
+        if given is not None:
+            raise InputError(
+                f"expected --samples with data.{name}, got none: give the number of training "
+                f"samples that {given} does not leave out"
+            )
     if data.name == "images":
         # Counting millions of files may take a minute, and they need not be on this machine.
         raise InputError(

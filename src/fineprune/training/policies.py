@@ -27,16 +27,7 @@ _OWN_OPTIONS = {"infobatch": ("anneal", "rescale")}
 
 # The settings that may stand beside a policy that has no use for them, so that one recipe can be
 # trained with several policies.
-_SHARED = (
-    "save",
-    "prune",
-    "tolerance",
-    "patience",
-    "returning",
-    "evidence",
-    "scores",
-    "suspects",
-)
+_SHARED = ("save", "prune", "tolerance", "threshold", "first_epoch", "returning")
 
 
 @functools.cache
@@ -75,8 +66,8 @@ def make_policy(
     Args:
         settings: The settings of the pruning section that are set, by name; those that are neither
             arguments nor options of the policy are not used.
-        made: Returns an argument that is no setting of this section, or that a setting names: the
-            number of epochs, the schedule, the learning rates, or the scores of a run.
+        made: Returns an argument that is no setting of this section: the number of epochs, the
+            schedule or the learning rates.
     """
     takes = inspect.signature(POLICIES[name]).parameters
     values = {key: settings[key] for key in (*arguments_of(name), *NAMES) if key in settings}

@@ -18,7 +18,6 @@ from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.schedule import Schedule
-from fineprune.training.evidence_of_run import evidence_of_run
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.packaged_recipes import nearest_name, recipe_file
 from fineprune.training.policies import make_policy, own_policy
@@ -34,7 +33,7 @@ from fineprune.training.settings import (
 # Digests tell whether the files in another place are the same. The limits of [distributed] are
 # those that a run is resumed with after it has failed because one of them was too short.
 _PLACES = {
-    "data": ("dir", "download", "train", "test", "workers", "broken_limit"),
+    "data": ("dir", "download", "train", "test", "without", "workers", "broken_limit"),
     "network": ("weights",),
     "distributed": (
         "placement",
@@ -64,8 +63,7 @@ class Recipe:
     run: RunSettings = dataclasses.field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        # Only training runs the user's code, and a report need not read another run.
-        if not (self.pruning.own or self.pruning.other_run):
+        if not self.pruning.own:  # Only training runs the user's code.
             self.policy()  # Raises an error if the schedule is impossible.
         if self.distributed.served:
             self._check_served()
@@ -105,8 +103,7 @@ class Recipe:
     def policy(self) -> Policy:
         """Make the policy that the pruning section describes.
 
-        If it is the user's own, this runs the user's code. Others may read the evidence of another
-        run.
+        If it is the user's own, this runs the user's code.
         """
         pruning, epochs = self.pruning, self.training.epochs
         if pruning.own:
@@ -116,9 +113,6 @@ class Recipe:
             "schedule": self.schedule,
             "rates": lambda: functools.partial(rate_at, self.training),
         }
-        if pruning.other_run:
-            setting, folder = pruning.other_run
-            made[setting] = lambda: evidence_of_run(setting, folder)
         return make_policy(pruning.policy, pruning.given(), made)
 
     def schedule(self) -> Schedule:

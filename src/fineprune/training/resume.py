@@ -13,6 +13,7 @@ from fineprune.runs.run import read_run
 from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
+from fineprune.training.left_out import check_left_out
 from fineprune.training.recipe import Recipe, differences, method_of, read_written_recipe
 from fineprune.training.train_state import check_labels
 
@@ -42,8 +43,13 @@ def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary
     previous = _check_recipe(recipe, folder)
     if folder.summary.exists():
         finished = read_run(folder.path).summary
-        if recipe.data.labels is not None:
-            check_labels(recipe, load_data(recipe), finished.labels_sha256)
+        without, begun = recipe.data.without, finished.left_out_sha256
+        if recipe.data.labels is not None or without is not None:
+            data = load_data(recipe)
+            check_labels(recipe, data, finished.labels_sha256)
+            check_left_out(without, data.left_out_digest, begun)
+        elif begun is not None:
+            check_left_out(None, None, begun)
         return finished
     # Before its first checkpoint, a run writes at most this many lines of metrics.
     epochs = 0 if folder.checkpoint.exists() else len(whole_lines(folder.metrics))

@@ -11,7 +11,7 @@ import torch
 
 import fineprune
 from fineprune.networks.weights import weights_digest
-from fineprune.runs.summary import Detection, Summary
+from fineprune.runs.summary import LEFT_OUT, Detection, Summary
 from fineprune.training.data import Data
 from fineprune.training.hardware import describe
 from fineprune.training.recipe import Recipe
@@ -26,6 +26,7 @@ def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
         "data": data.digest(),
         "labels": data.labels_digest,
         "weights": None if weights is None else weights_digest(Path(weights)),
+        LEFT_OUT: data.left_out_digest,
     }
 
 
@@ -76,6 +77,7 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
         weights_sha256=state.weights_digest,
         labels_sha256=state.data.labels_digest,
         data_sha256=state.data.digest(),
+        left_out_sha256=state.data.left_out_digest,
         suspicion=_detection(state, metrics[-1]),
     )
 

@@ -20,7 +20,7 @@ from fineprune.errors import InputError
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
-from fineprune.training.evidence_of_run import check_same_samples
+from fineprune.training.left_out import check_left_out
 from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer
@@ -178,7 +178,7 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     before = random_state(recipe.run.device)
     data = load_data(recipe, None if saved is None else saved["images"])
     set_random_state(before, recipe.run.device)  # A user's function may seed that of the GPU.
-    if len(set(ranks.gather(data.samples_digest))) > 1:
+    if len(set(ranks.gather((data.samples_digest, data.left_out_digest)))) > 1:
         raise InputError(
             f"expected the same data from {recipe.data.name} on all ranks, got different data: "
             f"return the same data on every call (seed the split)"
@@ -186,8 +186,6 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     model = recipe_network(recipe, data)
     digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()
-    if recipe.pruning.other_run:
-        check_same_samples(*recipe.pruning.other_run, data)
     labels = None
     if policy.uses_labels and not recipe.data.own:
         labels = data.labels()  # A pruner finds those of the user's own data, if there are any.
@@ -283,6 +281,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         "epoch_so_far": epoch,
         "labels": state.data.labels_digest,
         "images": state.data.samples_digest,
+        "left_out": state.data.left_out_digest,
         "weights": state.weights_digest,
     }
     if state.average is not None:
@@ -316,6 +315,7 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
     """
     recipe, ranks = state.recipe, state.ranks
     check_labels(recipe, state.data, saved["labels"])
+    check_left_out(recipe.data.without, state.data.left_out_digest, saved["left_out"])
     state.weights_digest = saved["weights"]
     state.model.load_state_dict(saved["model"])
     if state.average is not None:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,11 @@ class WeakLabels:
     def labels(self) -> npt.NDArray[np.int64]:
         """The labels of these images; int64, shape (M,)."""
         return self.whole[self.index]
+
+    def only(self, kept: npt.NDArray[np.int64]) -> "WeakLabels":
+        """Return those of the images at these positions, which are sorted; int64, shape (m,)."""
+        wrong = None if self.wrong is None else self.wrong[kept]
+        return replace(self, index=self.index[kept], wrong=wrong)
 
 
 def weak_labels(

@@ -56,8 +56,6 @@ class Policy(ABC):
         needs_losses: Whether ``observe`` is called. If it is not, recording costs nothing.
         needs_ranking: Whether ``observe_ranking`` is called if the training loop records logits.
         needs_logits: Whether the training loop must record logits.
-        known_labels: The labels of the earlier training by which samples are chosen, -1 for unknown
-            ones; int64, shape (N,). None without an earlier training.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
         of_nonfinite: What happens to losses that are NaN or infinite, for a warning.
 
@@ -71,7 +69,6 @@ class Policy(ABC):
     needs_losses: bool = False
     needs_ranking: bool = False
     needs_logits: bool = False
-    known_labels: torch.Tensor | None = None
     of_nonfinite: ClassVar[str] = "were left out"
     plan_options: PlanOptions = PlanOptions()
     _num_samples = _seed = 0
@@ -91,7 +88,7 @@ class Policy(ABC):
     @property
     def uses_labels(self) -> bool:
         """Whether the policy depends on labels that are given before the training."""
-        return self.needs_ranking or self.known_labels is not None
+        return self.needs_ranking
 
     @property
     def epochs(self) -> int:

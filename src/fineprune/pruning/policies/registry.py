@@ -7,7 +7,6 @@ from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.policies.ranked import Ranked
 from fineprune.pruning.policies.rs2 import RS2
 
 POLICIES: dict[str, type[Policy]] = {
@@ -17,7 +16,6 @@ POLICIES: dict[str, type[Policy]] = {
         FinePruning,
         InfoBatch,
         RandomPruning,
-        Ranked,
         RS2,
         Matched,
         FullData,

@@ -27,6 +27,7 @@ from fineprune.training.data.run_data import (
     split,
 )
 from fineprune.training.data.seeded_samples import EpochIndices
+from fineprune.training.left_out import left_out
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import DataSettings
 from fineprune.training.weak_labels import WeakLabels, weak_labels
@@ -58,7 +59,6 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     labels, kept, held_out, weak = _chosen(settings, index)
     centre = View(settings.image_size, settings.resize)
     view = replace(centre, crop=settings.crop, flip=settings.flip is not False, seed=run.seed)
-    train = ImageFiles(index, labels, view, kept)
     digests = [index.digest]
     if held_out is not None:
         evaluated = ImageFiles(index, index.labels[held_out], centre, held_out)
@@ -71,6 +71,22 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     labels_digest = index.digest
     if weak is not None and weak.digest is not None:
         labels_digest = hashlib.sha256(f"{index.digest} {weak.digest}".encode()).hexdigest()
+
+    def training_set() -> TrainingSet:
+        return TrainingSet(
+            np.arange(len(index)) if kept is None else kept,
+            np.array(index.labels if weak is None else weak.whole, np.int64),
+            index.classes,
+            index.keys(),
+        )
+
+    known = hashlib.sha256(" ".join(digests).encode()).hexdigest()
+    left = left_out(settings, training_set, lambda: known)
+    if left is not None:
+        # From here on, ``training_set`` returns what stays.
+        kept, labels = left.kept if kept is None else kept[left.kept], labels[left.kept]
+        weak = None if weak is None else weak.only(left.kept)
+    train = ImageFiles(index, labels, view, kept)
     broken = BrokenFiles(len(train), limit)
     options: dict[str, Any] = {"batch_size": recipe.training.batch_size, "device": run.device}
 
@@ -101,18 +117,14 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         num_samples=len(train),
         # A copy, because torch warns of arrays that cannot be written, such as a mapped file.
         labels=lambda: np.array(labels),
-        training_set=lambda: TrainingSet(
-            np.arange(len(index)) if kept is None else kept,
-            np.array(index.labels if weak is None else weak.whole, np.int64),
-            index.classes,
-            index.keys(),
-        ),
+        training_set=training_set,
         classes=classes,
         blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
         wrong=None if weak is None else weak.wrong,
         labels_digest=labels_digest,
+        left_out_digest=None if left is None else left.digest,
         samples_digest=" ".join(digests),
-        digest=lambda: hashlib.sha256(" ".join(digests).encode()).hexdigest(),
+        digest=lambda: known,
     )
 
 

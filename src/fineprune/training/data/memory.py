@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from fineprune.training.data.run_data import (
     number_of_classes,
     split,
 )
+from fineprune.training.left_out import left_out
 from fineprune.training.recipe import Recipe
 from fineprune.training.weak_labels import WeakLabels, weak_labels
 
@@ -37,6 +39,8 @@ class LoadedImages:
         augment: How training images are augmented.
         weak: The labels of ``train``, and which images of the whole training set it has.
         given: The labels of the whole training set of the dataset; int64.
+        digest: Returns the digest of the data; see ``Data.digest``.
+        left_out_digest: The digest of what ``data.without`` leaves; None without it.
     """
 
     train: ImageSet
@@ -44,10 +48,31 @@ class LoadedImages:
     augment: Augment
     weak: WeakLabels
     given: npt.NDArray[np.int64]
+    digest: Callable[[], str]
+    left_out_digest: str | None = None
+
+    def training_set(self) -> TrainingSet:
+        """Return the whole training set, of which ``train`` is a part."""
+        return TrainingSet(self.weak.index, self.weak.whole, self.train.classes)
+
+    def only(self, kept: npt.NDArray[np.int64]) -> "LoadedImages":
+        """Return the data with these training images, sorted positions; int64, shape (m,)."""
+        train = self.train.subset(torch.from_numpy(kept))
+        return replace(self, train=train, weak=self.weak.only(kept))
 
 
 def load_images(recipe: Recipe) -> LoadedImages:
     """Load the images of a recipe with built-in data that fit into memory."""
+    loaded = _load_all(recipe)
+    left = left_out(recipe.data, loaded.training_set, loaded.digest)
+    if left is None:
+        return loaded
+    known = loaded.digest()  # Afterwards, the images are fewer.
+    return replace(loaded.only(left.kept), digest=lambda: known, left_out_digest=left.digest)
+
+
+def _load_all(recipe: Recipe) -> LoadedImages:
+    """Load the images with those that ``data.without`` leaves out."""
     settings = recipe.data
     if settings.name == "digits":
         assert settings.train_size is not None
@@ -73,7 +98,8 @@ def load_images(recipe: Recipe) -> LoadedImages:
         train = train.subset(torch.from_numpy(weak.index))
     train = replace(train, labels=torch.from_numpy(weak.labels))
     augment = Augment(padding=padding, flip=flip)
-    return LoadedImages(train, evaluated, augment, weak, given)
+    digest = functools.partial(_digest, given, train.images, evaluated)
+    return LoadedImages(train, evaluated, augment, weak, given, digest)
 
 
 def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
@@ -100,18 +126,19 @@ def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
         evaluated_on="validation" if recipe.data.validation else "test",
         num_samples=len(train),
         labels=lambda: train.labels,
-        training_set=lambda: TrainingSet(weak.index, weak.whole, train.classes),
+        training_set=loaded.training_set,
         classes=number_of_classes(train, recipe.data.name, recipe.network.classes),
         blank=torch.zeros(1, *train.images.shape[1:]),
         wrong=weak.wrong,
         labels_digest=weak.digest,
-        digest=functools.partial(_digest, loaded),
+        left_out_digest=loaded.left_out_digest,
+        digest=loaded.digest,
     )
 
 
-def _digest(loaded: LoadedImages) -> str:
+def _digest(given: npt.NDArray[np.int64], images: torch.Tensor, evaluated: ImageSet) -> str:
     """Return the digest of the images and of the dataset's own labels."""
-    digest = hashlib.sha256(np.ascontiguousarray(loaded.given).data)
-    for tensor in (loaded.train.images, loaded.evaluated.images, loaded.evaluated.labels):
+    digest = hashlib.sha256(np.ascontiguousarray(given).data)
+    for tensor in (images, evaluated.images, evaluated.labels):
         digest.update(tensor.contiguous().numpy().data)
     return digest.hexdigest()

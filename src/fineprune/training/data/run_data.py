@@ -48,10 +48,12 @@ class Data:
         wrong: Which training labels are wrong; bool, shape (N,). None if this is not known.
         labels_digest: The digest of training labels that come from a file of the user, and of
             the names of image files with their labels; None for other data.
+        left_out_digest: The digest of the samples that ``data.without`` leaves; None without it.
         samples_digest: What a resumed run and the other processes of a run must find again: the
             digests of the indexes of the training images and, after a space, of the test images,
             if they are files, or the digest of user-defined data; None for other data.
-        digest: Returns the digest of the data to train and evaluate on; None if it is not known.
+        digest: Returns the digest of the data to train and evaluate on, with what ``data.without``
+            leaves out; None if it is not known.
         fetch_overlaps: Whether the function that ``make_fetch`` builds may be called in another
             thread while a step is computed.
     """
@@ -68,6 +70,7 @@ class Data:
     blank: torch.Tensor
     wrong: npt.NDArray[np.bool_] | None = None
     labels_digest: str | None = None
+    left_out_digest: str | None = None
     samples_digest: str | None = None
     digest: Callable[[], str | None] = lambda: None
     fetch_overlaps: bool = True

@@ -35,6 +35,7 @@ from fineprune.training.data.seeded_samples import (
     seeded_generators,
 )
 from fineprune.training.evaluate import check_evaluated
+from fineprune.training.left_out import LeftOut, left_out
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings.data import DataSettings
 from fineprune.training.weak_labels import weak_labels
@@ -71,6 +72,26 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
             own = np.asarray(needed_labels(whole, settings.name), np.int64)
         weak = weak_labels(settings, own, known, kept, keys)
         kept = weak.index
+    digest = samples_digest(settings, whole, test, plain)
+    if begun not in (None, digest):
+        raise InputError(
+            f"expected {settings.name} to return the data with which the run began, got different "
+            f"data: return the same on every call (seed the split), or train into a new folder"
+        )
+
+    def training_set() -> TrainingSet:
+        labels = np.full(len(whole), UNKNOWN) if weak is None else weak.whole
+        if weak is None:
+            own = labels_of(whole)
+            if own is not None:
+                labels = np.where((own >= 0) & (own < classes), own, UNKNOWN)
+        return TrainingSet(kept, labels, names, keys)
+
+    left = left_out(settings, training_set, lambda: digest)
+    if left is not None:
+        # From here on, ``training_set`` returns what stays.
+        kept = kept[left.kept]
+        weak = None if weak is None else weak.only(left.kept)
     given = None if weak is None else weak.whole
     train: Any = Labelled(whole, classes, training_set_name, given)
     if len(kept) < len(whole):
@@ -84,12 +105,6 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
             f"expected samples of {settings.name} to evaluate on with the shape "
             f"{tuple(blank.shape[1:])} and dtype {blank.dtype} of those to train on, got "
             f"{tuple(first.shape[1:])} and {first.dtype}"
-        )
-    digest = samples_digest(settings, whole, test, plain)
-    if begun not in (None, digest):
-        raise InputError(
-            f"expected {settings.name} to return the data with which the run began, got different "
-            f"data: return the same on every call (seed the split), or train into a new folder"
         )
 
     def make_loader(pruner: Pruner) -> Any:
@@ -105,17 +120,9 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
 
     @functools.cache  # It may start processes.
     def make_fetch() -> Fetch:
-        again = functools.partial(_training_samples, recipe, digest)
+        again = functools.partial(_training_samples, recipe, digest, left)
         make = again if settings.workers else lambda: train
         return sample_fetch(make, seed=run.seed, workers=settings.workers, device=run.device)
-
-    def training_set() -> TrainingSet:
-        labels = np.full(len(whole), UNKNOWN) if weak is None else weak.whole
-        if weak is None:
-            own = labels_of(whole)
-            if own is not None:
-                labels = np.where((own >= 0) & (own < classes), own, UNKNOWN)
-        return TrainingSet(kept, labels, names, keys)
 
     return Data(
         train=train,
@@ -137,14 +144,16 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
         blank=blank,
         wrong=None if weak is None else weak.wrong,
         labels_digest=None if weak is None else weak.digest,
+        left_out_digest=None if left is None else left.digest,
         samples_digest=digest,
         digest=lambda: digest,
     )
 
 
-def _training_samples(recipe: Recipe, begun: str) -> Any:
+def _training_samples(recipe: Recipe, begun: str, left: LeftOut | None) -> Any:
     """Load the training set in a loader process, which nothing but the arguments reaches."""
-    return own_data(recipe, begun).train
+    train = own_data(recipe.replaced("data", without=None), begun).train
+    return train if left is None else Subset(train, left.kept.tolist())
 
 
 class Labelled(Dataset[Any]):

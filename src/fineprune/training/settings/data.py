@@ -84,6 +84,8 @@ class DataSettings:
         labels: A file with a label for each sample of the training set, as ``read_labels``
             describes it; None for the labels of the dataset. Evaluation always uses those of the
             dataset.
+        without: The folder of a finished run on the same samples and labels, whose suspects are
+            left out of the training set; None to leave out none.
         true_labels: ``dataset`` if the dataset's own labels are the true ones, so that the wrong
             ones in ``labels`` are known; None if the true labels are not known.
         label_noise: The share of the training labels that are replaced by wrong ones, in [0, 1].
@@ -108,6 +110,7 @@ class DataSettings:
     broken_limit: float | None = None
     validation: int = 0
     labels: str | None = None
+    without: str | None = None
     true_labels: str | None = None
     label_noise: float | None = None
     label_noise_map: tuple[str, ...] | None = None

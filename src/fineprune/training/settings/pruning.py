@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any, cast
 
 from fineprune.errors import InputError, check_one_of
@@ -26,23 +25,16 @@ class PruningSettings:
     from the learning rate's milestones (``windows_per_interval``, with ``start`` as a fraction of
     each window).
 
-    The settings of a schedule, and ``prune``, ``tolerance``, ``save``, ``patience``, ``returning``,
-    ``evidence``, ``scores`` and ``suspects``, may be set even if the policy does not use them, so
-    that one recipe can be trained with several policies. With ``full``, this holds for all
-    settings.
+    The settings of a schedule, and ``prune``, ``tolerance``, ``save``, ``threshold``,
+    ``first_epoch`` and ``returning``, may be set even if the policy does not use them, so that one
+    recipe can be trained with several policies. With ``full``, this holds for all settings.
 
     Attributes:
-        policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``random``, ``ranked``,
-            ``rs2``, ``matched`` or ``full``; or ``module:Class``, a user-defined policy, which is
-            called with the number of epochs and ``arguments``.
-        save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``Ranked`` and ``RS2``.
-        patience, returning, evidence, suspects_after, chance: The arguments of ``Adaptive``;
-            ``returning`` is also one of ``Ranked``.
-        earlier: The folder of a finished run on the same samples and labels. Its evidence on the
-            labels is the argument ``earlier`` of ``Adaptive``.
-        scores: The folder of a finished run on the same samples and labels. Its evidence on the
-            labels gives the scores of ``Ranked``.
-        suspects: An argument of ``Ranked``; None for the clear suspects of the run.
+        policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``random``, ``rs2``,
+            ``matched`` or ``full``; or ``module:Class``, a user-defined policy, which is called
+            with the number of epochs and ``arguments``.
+        save: The share to save: an argument of ``Adaptive``, ``InfoBatch`` and ``RS2``.
+        threshold, first_epoch, returning: Arguments of ``Adaptive``.
         replacement: An argument of ``RS2``.
         anneal, rescale: The options of every policy (``PlanOptions``); None for the default of the
             policy.
@@ -60,14 +52,9 @@ class PruningSettings:
 
     policy: str = "fine-pruning"
     save: float | None = None
-    patience: int = 5
+    threshold: float = 0.7
+    first_epoch: int = 5
     returning: float = 0.1
-    evidence: float = 0.075
-    earlier: str | None = None
-    suspects_after: int | None = None
-    chance: float | None = None
-    scores: str | None = None
-    suspects: int | float | None = None
     replacement: bool | None = None
     anneal: float | None = None
     rescale: bool | None = None
@@ -99,11 +86,6 @@ class PruningSettings:
                 'expected pruning.numbers, the samples of each epoch, with policy = "matched", got '
                 "none: the arm 'matched' of fineprune compare takes them from a finished run"
             )
-        if self.policy == "ranked" and self.scores is None:
-            raise InputError(
-                "expected pruning.scores, the folder of a finished run on the same samples, with "
-                'policy = "ranked", got none: train a cheap network first, and name its folder'
-            )
         if follows_schedule(self.policy) and (self.window is None) == (
             self.windows_per_interval is None
         ):
@@ -121,13 +103,6 @@ class PruningSettings:
         """Whether the policy is the user's own. Making it runs the user's code."""
         return ":" in self.policy
 
-    @property
-    def other_run(self) -> tuple[str, Path] | None:
-        """The setting that names a run that the policy reads, and its folder; else None."""
-        name = {"ranked": "scores", "adaptive": "earlier"}.get(self.policy)
-        folder = None if name is None else getattr(self, name)
-        return None if name is None or folder is None else (name, Path(folder))
-
     def options(self) -> Options:
         """Return the options that are set."""
         return cast(Options, {key: value for key, value in self.given().items() if key in NAMES})
@@ -137,15 +112,10 @@ class PruningSettings:
         return {key: value for key, value in vars(self).items() if value is not None}
 
     def without_effect(self) -> str | None:
-        """Say which scores or which share to save have no effect; None if there are none.
+        """Say that the share to save has no effect; None if it has one.
 
-        A comparison may need them for other arms, so it is no error.
+        A comparison may need it for other arms, so it is no error.
         """
-        if self.scores and self.policy != "ranked":
-            return (
-                f"pruning.scores = {self.scores} has no effect with pruning.policy = "
-                f"{self.policy!r}: set pruning.policy=ranked to skip the suspects of this run"
-            )
         if self.own or not self.save or takes_save(self.policy):
             return None
         return (

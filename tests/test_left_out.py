@@ -1,0 +1,246 @@
+"""Second trainings: data.without leaves out what a first run suspects."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.datasets.digits import load_digits
+from fineprune.errors import InputError
+from fineprune.inspection.inspected import read_inspected
+from fineprune.inspection.known_samples import known_samples
+from fineprune.runs.history import needed_evidence
+from fineprune.runs.run import read_run
+from fineprune.runs.training_set import UNKNOWN, read_training_set
+from fineprune.training.data import load_data
+from fineprune.training.hardware import resolved
+from fineprune.training.left_out import left_out
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+from fineprune.training.stop import Stopped
+
+N = 512
+DIGITS = {
+    "data": {"name": "digits", "train_size": N, "label_noise": 0.3},
+    "training": {
+        "epochs": 10,
+        "batch_size": 32,
+        "lr": 0.05,
+        "milestones": [8],
+        "momentum": 0.9,
+        "evaluate_every": 12,
+        "evaluate_last": 1,
+    },
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
+}
+
+
+def digits():
+    """User-defined data with wrong labels and without keys."""
+    first, test = load_digits(N)
+    labels = first.labels.clone()
+    labels[::4] = (labels[::4] + 1) % 10
+    parts = [TensorDataset(part.images.float() / 255, part.labels) for part in (first, test)]
+    parts[0].tensors = (parts[0].tensors[0], labels)
+    return parts
+
+
+def recipe(*changes):
+    return make_recipe(DIGITS, changes)
+
+
+def second(run, *changes):
+    return recipe(f"data.without={run}", *changes)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first") / "run"
+    train(recipe(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def again(first, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("second") / "run"
+    train(second(first), folder)
+    return folder
+
+
+def kept_by(run, samples=N):
+    return needed_evidence(run, samples, "to test").without_suspects()
+
+
+def test_the_second_training_is_one_on_the_subset_of_the_others(first, again):
+    kept, run = kept_by(first), read_run(again)
+    assert 0.5 * N < len(kept) < 0.85 * N
+    assert run.summary.train_samples == len(kept)
+    assert run.summary.steps == 10 * -(-len(kept) // 32)
+    before, after = read_training_set(first, N), read_training_set(again, len(kept))
+    np.testing.assert_array_equal(after.index, before.index[kept])
+    np.testing.assert_array_equal(after.trained_labels, before.trained_labels[kept])
+    np.testing.assert_array_equal(after.labels, before.labels)
+    data = load_data(resolved(second(first)))
+    whole = load_data(resolved(recipe()))
+    assert (data.num_samples, data.digest()) == (len(kept), whole.digest())
+    np.testing.assert_array_equal(data.labels(), whole.labels()[kept])
+    assert data.wrong is not None
+    assert whole.wrong is not None
+    np.testing.assert_array_equal(data.wrong, whole.wrong[kept])
+    assert data.wrong.mean() < 0.5 * whole.wrong.mean()
+
+
+def test_its_samples_are_shown_by_their_index_and_without_the_first_run(first, again, tmp_path):
+    recipe_file = (again / "recipe.toml").read_text().replace(str(first), str(tmp_path / "gone"))
+    shutil.copytree(again, tmp_path / "moved")
+    (tmp_path / "moved/recipe.toml").write_text(recipe_file)
+    (run,) = read_inspected([read_run(tmp_path / "moved")])
+    samples = known_samples(run, network=True)
+    assert samples.missing == ()
+    assert samples.outputs is not None
+    kept = kept_by(first)
+    np.testing.assert_array_equal(samples.pictures, load_digits(N)[0].images[kept].numpy())
+    np.testing.assert_array_equal(samples.right_label, load_digits(N)[0].labels[kept].numpy())
+    table = tmp_path / "labels.csv"
+    command = ["relabel", str(tmp_path / "moved"), "--out", str(table)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    listed = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    labels = read_training_set(first, N).labels
+    assert {int(line[1]): int(line[2]) for line in listed} == dict(enumerate(labels.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.train_size=480", "which trained 512 samples instead of 480"),
+        ("data.label_noise_seed=1", "whose labels differ"),
+        ("data.label_noise=none", "whose labels differ"),
+    ],
+)
+def test_a_run_on_other_samples_or_labels_is_refused_at_the_start(first, tmp_path, change, message):
+    with pytest.raises(InputError, match=message) as caught:
+        train(second(first, change), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_labels_that_the_data_hide_are_not_compared(first):
+    settings, shown = second(first).data, load_data(resolved(recipe())).training_set()
+    hidden = replace(shown, labels=np.full_like(shown.labels, UNKNOWN))
+    left = left_out(settings, lambda: hidden, lambda: None)
+    assert left is not None
+    assert left.kept.tolist() == kept_by(first)
+    moved = replace(shown, index=shown.index + 1, labels=np.append(shown.labels, 0))
+    with pytest.raises(InputError, match="whose samples differ"):
+        left_out(settings, lambda: moved, lambda: None)
+    with pytest.raises(InputError, match="whose data differ"):
+        left_out(settings, lambda: shown, lambda: "0" * 64)
+
+
+def test_a_run_without_evidence_or_suspects_is_refused(first, tmp_path):
+    with pytest.raises(InputError, match="expected a finished run"):
+        train(second(tmp_path / "none"), tmp_path / "run")
+    train(
+        recipe("training.epochs=1", "training.milestones=[]", "run.history=false"),
+        tmp_path / "bare",
+    )
+    with pytest.raises(InputError, match=r"history = true|with evidence"):
+        train(second(tmp_path / "bare"), tmp_path / "run")
+    shutil.copytree(first, tmp_path / "unsuspicious")
+    watch = needed_evidence(first, N, "to test")
+    sure = type(watch)(N, 10)
+    sure.record(torch.arange(N), 9.0 * torch.eye(10)[watch.labels()], watch.labels())
+    torch.save(sure.state_dict(), tmp_path / "unsuspicious/history/evidence.pt")
+    with pytest.raises(InputError, match="which suspects none: leave out"):
+        train(second(tmp_path / "unsuspicious"), tmp_path / "run")
+
+
+def stopped(chosen, folder):
+    def stop(metrics):
+        if metrics["epoch"] == 1:
+            raise Stopped(2, "by the test")
+
+    with pytest.raises(Stopped):
+        train(chosen.replaced("run", checkpoint_every=1), folder, on_epoch=stop)
+
+
+def test_it_is_resumed_bit_for_bit_and_only_without_the_same_samples(first, again, tmp_path):
+    shutil.copytree(first, tmp_path / "first")
+    chosen = second(tmp_path / "first")
+    stopped(chosen, tmp_path / "run")
+    with pytest.raises(InputError, match=r"expected data.without .* when the run began, got none"):
+        train(chosen.replaced("data", without=None), tmp_path / "run", resume=True)
+    shutil.copytree(tmp_path / "run", tmp_path / "later")
+    # The folder may be another one, if it leaves out the same samples.
+    summary = train(second(first), tmp_path / "run", resume=True)
+    assert summary.accuracy_last == read_run(again).summary.accuracy_last
+    assert [line["train_loss"] for line in read_run(tmp_path / "run").metrics] == [
+        line["train_loss"] for line in read_run(again).metrics
+    ]
+    shutil.rmtree(tmp_path / "first")
+    train(recipe("training.epochs=9"), tmp_path / "first")
+    for folder in ("later", "run"):  # One is unfinished, the other finished.
+        with pytest.raises(InputError, match=r"began, got others from .*: restore that run, or"):
+            train(chosen, tmp_path / folder, resume=True)
+    with pytest.raises(InputError, match=r"when the run began, got none"):
+        train(chosen.replaced("data", without=None), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_user_defined_data(tmp_path, workers):
+    own = ["data.name=test_left_out:digits", "data.train_size=none", "data.label_noise=none"]
+    own += ["network.classes=10", f"data.workers={workers}"]
+    train(recipe(*own), tmp_path / "first")
+    made = second(tmp_path / "first", *own)
+    summary = train(made, tmp_path / "second")
+    kept = kept_by(tmp_path / "first")
+    assert summary.train_samples == len(kept) < 0.9 * N
+    assert read_training_set(tmp_path / "second", len(kept)).index.tolist() == kept
+    fetch = load_data(resolved(made)).make_fetch()
+    x, y = fetch(torch.arange(20), 0)
+    everything = digits()[0]
+    torch.testing.assert_close(x, everything.tensors[0][kept[:20]])
+    assert y.tolist() == everything.tensors[1][kept[:20]].tolist()
+
+
+def test_image_files(tmp_path):
+    images, _ = load_digits(N)
+    wrong = images.labels.clone()
+    wrong[::4] = (wrong[::4] + 1) % 10
+    for number in range(200):
+        folder = tmp_path / f"images/{int(wrong[number])}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images.images[number, 0].numpy()).resize((32, 32)).save(
+            folder / f"{number}.png"
+        )
+    files = ["data.name=images", f"data.train={tmp_path / 'images'}", "data.validation=40"]
+    files += ["data.train_size=140", "data.label_noise=none", "data.image_size=32"]
+    files += ["data.resize=32", "data.crop=crop", "data.flip=false"]
+    train(recipe(*files), tmp_path / "first")
+    kept = kept_by(tmp_path / "first", 140)
+    summary = train(second(tmp_path / "first", *files), tmp_path / "second")
+    assert summary.train_samples == len(kept) < 140
+    before = read_training_set(tmp_path / "first", 140)
+    after = read_training_set(tmp_path / "second", len(kept))
+    names = [before.key(sample) for sample in kept]
+    assert [after.key(sample) for sample in range(len(kept))] == names
+    labels = [int(str(name).split("/")[0]) for name in names]
+    data = load_data(resolved(second(tmp_path / "first", *files)))
+    assert data.labels().tolist() == labels == after.trained_labels.tolist()
+
+
+def test_a_plan_needs_the_number_of_samples(first):
+    command = ["plan", "quick", f"data.without={first}"]
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2
+    assert "expected --samples with data.without, got none" in refused.stderr
+    shown = CliRunner().invoke(app, [*command, "--samples", "1024", "--json"])
+    assert json.loads(shown.stdout)["num_samples"] == 1024
