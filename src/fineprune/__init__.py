@@ -9,6 +9,7 @@ from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import PlanOptions
 from fineprune.pruning.policies.adaptive import Adaptive
+from fineprune.pruning.policies.align_prune import AlignPrune
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
@@ -17,6 +18,7 @@ from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.ranked import Ranked
+from fineprune.pruning.policies.repb import RePB
 from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.selective_backprop import SelectiveBackprop
 from fineprune.pruning.policies.seta import SeTa
@@ -35,6 +37,7 @@ __all__ = [
     "RS2",
     "UCB",
     "Adaptive",
+    "AlignPrune",
     "EpochPlan",
     "FinePruning",
     "FullData",
@@ -52,6 +55,7 @@ __all__ = [
     "PruningSampler",
     "RandomPruning",
     "Ranked",
+    "RePB",
     "Savings",
     "Schedule",
     "SeTa",

@@ -1,6 +1,7 @@
 """The policies by name, as recipes and tables use them."""
 
 from fineprune.pruning.policies.adaptive import Adaptive
+from fineprune.pruning.policies.align_prune import AlignPrune
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
@@ -10,6 +11,7 @@ from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.ranked import Ranked
+from fineprune.pruning.policies.repb import RePB
 from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.selective_backprop import SelectiveBackprop
 from fineprune.pruning.policies.seta import SeTa
@@ -19,12 +21,14 @@ POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
     for policy in (
         Adaptive,
+        AlignPrune,
         FinePruning,
         InfoBatch,
         Kakurenbo,
         ProgressiveDropout,
         RandomPruning,
         Ranked,
+        RePB,
         RS2,
         SelectiveBackprop,
         SeTa,

@@ -32,12 +32,13 @@ class PruningSettings:
     settings.
 
     Attributes:
-        policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``kakurenbo``,
-            ``progressive-dropout``, ``random``, ``ranked``, ``rs2``, ``selective-backprop``,
-            ``seta``, ``ucb``, ``matched`` or ``full``; or ``module:Class``, a user-defined policy,
-            which is called with the number of epochs and ``arguments``.
-        save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``Ranked``, ``RS2``,
-            ``SelectiveBackprop`` and ``UCB``.
+        policy: The policy: ``adaptive``, ``align-prune``, ``fine-pruning``, ``infobatch``,
+            ``kakurenbo``, ``progressive-dropout``, ``random``, ``ranked``, ``repb``, ``rs2``,
+            ``selective-backprop``, ``seta``, ``ucb``, ``matched`` or ``full``; or
+            ``module:Class``, a user-defined policy, which is called with the number of epochs and
+            ``arguments``.
+        save: The share to save: an argument of ``Adaptive``, ``AlignPrune``, ``InfoBatch``,
+            ``Ranked``, ``RePB``, ``RS2``, ``SelectiveBackprop`` and ``UCB``.
         patience, returning, evidence, suspects_after, chance: The arguments of ``Adaptive``;
             ``returning`` is also one of ``Ranked``.
         earlier: The folder of a finished run on the same samples and labels. Its evidence on the
@@ -46,6 +47,7 @@ class PruningSettings:
             labels gives the scores of ``Ranked``.
         suspects: An argument of ``Ranked``; None for the clear suspects of the run.
         replacement: An argument of ``RS2``.
+        trajectory, reference: The arguments of ``AlignPrune``.
         confidence: An argument of ``Kakurenbo``.
         power, begin, end: The arguments of ``SelectiveBackprop``.
         groups, width, final: The arguments of ``SeTa``.
@@ -77,6 +79,8 @@ class PruningSettings:
     scores: str | None = None
     suspects: int | float | None = None
     replacement: bool | None = None
+    trajectory: int | None = None
+    reference: tuple[int, ...] | None = None
     confidence: float | None = None
     power: float | None = None
     begin: float | None = None
