@@ -572,6 +572,7 @@ NUMPYS = [
     fp.InfoBatch(EPOCHS, numpys("f8", 0.5), anneal=numpys("f8", 0.2)),
     fp.Kakurenbo(EPOCHS, numpys("i8", 20), confidence=numpys("f8", 0.7)),
     fp.ProgressiveDropout(EPOCHS, threshold=numpys("f8", 0.5)),
+    fp.RePB(EPOCHS, numpys("f8", 0.25)),
     fp.RS2(EPOCHS, numpys("f8", 0.25)),
     fp.UCB(EPOCHS, numpys("f8", 0.3), smoothing=numpys("f8", 0.5), period=numpys("i8", 2)),
     fp.RandomPruning(fp.Schedule(EPOCHS, 3, 1), numpys("i4", 24)),

@@ -55,6 +55,8 @@ POLICIES = {
     ),
     "infobatch": lambda **options: fp.InfoBatch(EPOCHS, **options),
     "infobatch-save": lambda **options: fp.InfoBatch(EPOCHS, save=0.3, **options),
+    "align-prune": lambda **options: fp.AlignPrune(EPOCHS, 0.3, trajectory=3, **options),
+    "repb": lambda **options: fp.RePB(EPOCHS, 0.3, **options),
     "rs2": lambda **options: fp.RS2(EPOCHS, 0.3, **options),
     "rs2-replacement": lambda **options: fp.RS2(EPOCHS, 0.3, replacement=True, **options),
     "kakurenbo": lambda **options: fp.Kakurenbo(EPOCHS, **options),

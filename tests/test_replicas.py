@@ -118,6 +118,8 @@ def own_policy(batch=BATCH):
 
 
 OTHERS = {
+    "repb": fp.RePB(EPOCHS, 0.3, rescale=False),
+    "align-prune": fp.AlignPrune(EPOCHS, 0.3, trajectory=2, rescale=False),
     "infobatch": fp.InfoBatch(
         EPOCHS, save=0.2, anneal=0.15, rescale=False, keep_per_class=0.3, max_skips=2
     ),
