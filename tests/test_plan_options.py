@@ -55,8 +55,6 @@ POLICIES = {
     ),
     "infobatch": lambda **options: fp.InfoBatch(EPOCHS, **options),
     "infobatch-save": lambda **options: fp.InfoBatch(EPOCHS, save=0.3, **options),
-    "align-prune": lambda **options: fp.AlignPrune(EPOCHS, 0.3, trajectory=3, **options),
-    "repb": lambda **options: fp.RePB(EPOCHS, 0.3, **options),
     "rs2": lambda **options: fp.RS2(EPOCHS, 0.3, **options),
     "rs2-replacement": lambda **options: fp.RS2(EPOCHS, 0.3, replacement=True, **options),
     "kakurenbo": lambda **options: fp.Kakurenbo(EPOCHS, **options),
@@ -79,6 +77,8 @@ POLICIES = {
     "matched": lambda **options: Matched(EPOCHS, [100] * EPOCHS, [1.2] * EPOCHS, **options),
     "own": lambda **options: SkipsTheFirst(EPOCHS, **options),
     "full": lambda **options: fp.FullData(EPOCHS, **options),
+    "align-prune": lambda **options: fp.AlignPrune(EPOCHS, 0.3, trajectory=3, **options),
+    "repb": lambda **options: fp.RePB(EPOCHS, 0.3, **options),
 }
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
@@ -171,9 +171,10 @@ def test_rescaled_weights_have_the_number_of_all_samples_as_their_sum(name):
             continue
         assert weights is not None
         # InfoBatch's published weights have this sum in expectation only. In its other form, the
-        # samples below the mean have no weight in an epoch that must skip all of them. Kakurenbo's
-        # factor follows from the largest number that an epoch may skip.
-        if not name.startswith(("infobatch", "kakurenbo")):
+        # samples below the mean have no weight in an epoch that must skip all of them. AlignPrune
+        # is InfoBatch with another score, and RePB's weights follow from the earlier epochs.
+        # Kakurenbo's factor follows from the largest number that an epoch may skip.
+        if not name.startswith(("infobatch", "align-prune", "repb", "kakurenbo")):
             assert sum(weights) == pytest.approx(N, rel=1e-5)
 
 

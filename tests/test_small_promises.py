@@ -482,7 +482,7 @@ def policy_named(name):
     rates = [0.1] * 6
     any_policy: dict[str, Any] = {**POLICIES}
     needed = {
-        "align-prune": lambda: fp.AlignPrune(12, 0.3),
+        "align-prune": lambda: fp.AlignPrune(16, 0.3),
         "adaptive": lambda: fp.Adaptive(6, 0.3, rates),
         "progressive-dropout": lambda: fp.ProgressiveDropout(6),
         "seta": lambda: fp.SeTa(6),

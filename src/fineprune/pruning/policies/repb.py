@@ -29,9 +29,9 @@ class RePB(EvenSaving):
     epochs so far and N the number of those that trained the sample (Cumulative Temporal
     Rescaling). The first epoch trains all samples.
 
-    The weights are at least one. Their mean is above one, which raises the effective learning rate,
-    and a sample that was hardly ever trained may have a weight of up to E. ``rescale=False`` turns
-    them off.
+    The weights are at least one: all of them in the second epoch, and their mean is larger later
+    on, which raises the effective learning rate. A sample that was hardly ever trained may have a
+    weight of up to E. ``rescale=False`` turns the weights off.
 
     Readings, where the sources that we know are silent or leave a choice:
 
