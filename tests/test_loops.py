@@ -555,6 +555,7 @@ NUMPYS = [
     fp.FinePruning(fp.Schedule(EPOCHS, 3, 1), numpys("f8", 0.25), tolerance=numpys("f4", 0.1)),
     fp.FinePruning(fp.Schedule(EPOCHS, numpys("i4", 3), numpys("i8", 1)), 24),
     fp.InfoBatch(EPOCHS, numpys("f8", 0.5), anneal=numpys("f8", 0.2)),
+    fp.RePB(EPOCHS, numpys("f8", 0.25)),
     fp.RS2(EPOCHS, numpys("f8", 0.25)),
     fp.RandomPruning(fp.Schedule(EPOCHS, 3, 1), numpys("i4", 24)),
 ]

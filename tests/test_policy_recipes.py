@@ -76,6 +76,13 @@ def recipe_of(pruning, **sections):
             {"policy": "infobatch", "anneal": 0.0, "rescale": False},
             fp.InfoBatch(8, anneal=0.0, rescale=False),
         ),
+        ({"policy": "repb"}, fp.RePB(8)),
+        ({"policy": "repb", "save": 0.2, "rescale": False}, fp.RePB(8, 0.2, rescale=False)),
+        ({"policy": "align-prune", "trajectory": 3}, fp.AlignPrune(8, trajectory=3)),
+        (
+            {"policy": "align-prune", "save": 0.2, "trajectory": 2, "reference": [4, 1]},
+            fp.AlignPrune(8, 0.2, trajectory=2, reference=[1, 4]),
+        ),
         ({"policy": "rs2"}, fp.RS2(8)),
         (
             {"policy": "rs2", "save": 0.5, "replacement": True, "anneal": 0.25},
@@ -127,6 +134,9 @@ SERVED = {"distributed": {"strategy": "sync", "workers": 2}}
         ({"policy": "rs2", "arguments": {"a": 1}}, {}, "expected pruning.arguments with a policy"),
         ({"policy": "infobatch", "replacement": True}, {}, "expected pruning.replacement with"),
         ({"policy": "rs2", "prune": 0.3}, {}, "expected pruning.save with"),
+        ({"policy": "repb", "prune": 0.3}, {}, "expected pruning.save with"),
+        ({"policy": "repb", "trajectory": 3}, {}, "expected pruning.trajectory with"),
+        ({"policy": "align-prune"}, {}, "expected trajectory below 7"),
         ({"policy": "infobatch", "prune": 0.3, "save": 0.2}, {}, "set one of them to 0"),
         ({"policy": "a:B", "save": 0.3}, {}, "got pruning.save = 0.3: put it into"),
         ({"policy": "a:B", "prune": 0.3}, {}, "got pruning.prune = 0.3: put it into"),

@@ -117,10 +117,10 @@ def own_policy(batch=BATCH):
 
 
 OTHERS = {
+    "repb": fp.RePB(EPOCHS, 0.3, rescale=False),
+    "align-prune": fp.AlignPrune(EPOCHS, 0.3, trajectory=2, rescale=False),
     "infobatch": fp.InfoBatch(EPOCHS, save=0.2, anneal=0.15, rescale=False),
-    "adaptive": fp.Adaptive(
-        EPOCHS, save=0.3, rates=[1] * EPOCHS, patience=2, evidence=0.01, chance=1.0
-    ),
+    "adaptive": fp.Adaptive(EPOCHS, save=0.3, rates=[1] * EPOCHS, first_epoch=2),
 }
 
 

@@ -410,6 +410,7 @@ def policy_named(name):
     rates = [0.1] * 6
     any_policy: dict[str, Any] = {**POLICIES}
     needed = {
+        "align-prune": lambda: fp.AlignPrune(16, 0.3),
         "adaptive": lambda: fp.Adaptive(6, 0.3, rates),
         "fine-pruning": lambda: fp.FinePruning(fp.Schedule(6, 3, 1), 0.3),
         "random": lambda: fp.RandomPruning(fp.Schedule(6, 3, 1), 0.3),

@@ -8,11 +8,13 @@ from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import PlanOptions
 from fineprune.pruning.policies.adaptive import Adaptive
+from fineprune.pruning.policies.align_prune import AlignPrune
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.policies.random import RandomPruning
+from fineprune.pruning.policies.repb import RePB
 from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.pruner import Position, Pruner
 from fineprune.pruning.sample_losses import reduce_pixels, reduce_tasks, reduce_tokens
@@ -26,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "RS2",
     "Adaptive",
+    "AlignPrune",
     "EpochPlan",
     "FinePruning",
     "FullData",
@@ -40,6 +43,7 @@ __all__ = [
     "Pruner",
     "PruningSampler",
     "RandomPruning",
+    "RePB",
     "Savings",
     "Schedule",
     "closed_form_pruned_epochs",

@@ -815,10 +815,6 @@ class Pruner(Untraced):
         self._policy.bind_labels(labels)
         numbers = labels.astype(np.int64)  # In one form on all ranks.
         self._checks.labels_digest = zlib.crc32(numbers.data)
-        if self._policy.known_labels is not None:
-            every = torch.arange(self._num_samples)
-            warn_of_other_labels(self._policy.known_labels, every, torch.from_numpy(numbers))
-            self._policy.known_labels = None  # It is said once.
 
     @property
     def _in_progress(self) -> Progress:

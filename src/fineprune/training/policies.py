@@ -23,7 +23,11 @@ POLICY_NAMES = tuple(POLICIES)
 _MADE = ("epochs", "schedule", "rates")
 
 # Options that some policies turn on by themselves. The recipe of a run contains them.
-_OWN_OPTIONS = {"infobatch": ("anneal", "rescale")}
+_OWN_OPTIONS = {
+    "align-prune": ("anneal", "rescale"),
+    "infobatch": ("anneal", "rescale"),
+    "repb": ("rescale",),
+}
 
 # The settings that may stand beside a policy that has no use for them, so that one recipe can be
 # trained with several policies.
@@ -50,7 +54,8 @@ def defaults_of(name: str) -> Mapping[str, Any]:
     if name in _OWN_OPTIONS:
         policy: Any = POLICIES[name](epochs=100)
         values |= {option: getattr(policy.plan_options, option) for option in _OWN_OPTIONS[name]}
-        values["prune"] = policy.prune
+        if "prune" in arguments_of(name):
+            values["prune"] = policy.prune
     return values
 
 

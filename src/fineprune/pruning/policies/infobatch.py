@@ -45,7 +45,7 @@ class InfoBatch(EvenSaving, LastLosses):
     """
 
     name: ClassVar[str] = "infobatch"
-    _setting_names = ("epochs", "prune", "save")
+    _setting_names: ClassVar[tuple[str, ...]] = ("epochs", "prune", "save")
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class InfoBatch(EvenSaving, LastLosses):
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Skip samples of the first group at random, and weight the kept ones."""
         total = len(self.losses)
-        below = self._below_mean()
+        below = below_mean(self._scores(epoch, rng))
         first, second = np.flatnonzero(below), np.flatnonzero(~below)
         if num_kept is None:
             assert self.prune is not None
@@ -89,10 +89,18 @@ class InfoBatch(EvenSaving, LastLosses):
             torch.from_numpy(weights.astype(np.float32)) if weighted else None,
         )
 
-    def _below_mean(self) -> npt.NDArray[np.bool_]:
-        """Return which samples have a loss below the mean of all losses, shape (N,)."""
-        known = self.losses[~np.isnan(self.losses)]
-        if not len(known):
-            return np.zeros(len(self.losses), dtype=np.bool_)
-        below: npt.NDArray[np.bool_] = self.losses < known.mean(dtype=np.float64)
-        return below  # NaN is not below the mean.
+    def _scores(self, epoch: int, rng: np.random.Generator) -> npt.NDArray[np.floating]:
+        """Return what is compared with its mean, shape (N,), NaN if unknown: the last losses."""
+        return self.losses
+
+
+def below_mean(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
+    """Return which scores are below the mean of all that are known, bool, shape (N,).
+
+    A score that is NaN is unknown, and not below the mean.
+    """
+    known = scores[~np.isnan(scores)]
+    if not len(known):
+        return np.zeros(len(scores), dtype=np.bool_)
+    below: npt.NDArray[np.bool_] = scores < known.mean(dtype=np.float64)
+    return below

@@ -1,6 +1,6 @@
 """LastLosses: the common part of the policies that remember the last loss of each sample."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ class LastLosses(Policy):
             (N,).
     """
 
-    _array_names = ("losses",)
+    _array_names: ClassVar[tuple[str, ...]] = ("losses",)
     needs_losses: bool = True
 
     def __init__(self, epochs: float, **options: Unpack[Options]) -> None:

@@ -30,12 +30,14 @@ class PruningSettings:
     recipe can be trained with several policies. With ``full``, this holds for all settings.
 
     Attributes:
-        policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``random``, ``rs2``,
-            ``matched`` or ``full``; or ``module:Class``, a user-defined policy, which is called
-            with the number of epochs and ``arguments``.
-        save: The share to save: an argument of ``Adaptive``, ``InfoBatch`` and ``RS2``.
+        policy: The policy: ``adaptive``, ``align-prune``, ``fine-pruning``, ``infobatch``,
+            ``random``, ``repb``, ``rs2``, ``matched`` or ``full``; or ``module:Class``, a
+            user-defined policy, which is called with the number of epochs and ``arguments``.
+        save: The share to save: an argument of ``Adaptive``, ``AlignPrune``, ``InfoBatch``,
+            ``RePB`` and ``RS2``.
         threshold, first_epoch, returning: Arguments of ``Adaptive``.
         replacement: An argument of ``RS2``.
+        trajectory, reference: The arguments of ``AlignPrune``.
         anneal, rescale: The options of every policy (``PlanOptions``); None for the default of the
             policy.
         arguments: The keyword arguments of a user-defined policy: a table of numbers, strings,
@@ -56,6 +58,8 @@ class PruningSettings:
     first_epoch: int = 5
     returning: float = 0.1
     replacement: bool | None = None
+    trajectory: int | None = None
+    reference: tuple[int, ...] | None = None
     anneal: float | None = None
     rescale: bool | None = None
     arguments: dict[str, Any] | None = None
