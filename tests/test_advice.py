@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from fineprune.labels.advice import FullCost, advice_of_losses
 from typer.testing import CliRunner
 
 import fineprune as fp
 from fineprune.cli.main import app
-from fineprune.labels.advice import FullCost, advice_of_losses
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 

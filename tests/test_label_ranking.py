@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fineprune.labels.spared_classes import of_unlearned_classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.ranking import num_wrong, rank
-from fineprune.labels.spared_classes import of_unlearned_classes
 
 
 def made_evidence(shares, labels, classes):

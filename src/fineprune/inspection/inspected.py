@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
-
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.runs.history import (
     History,

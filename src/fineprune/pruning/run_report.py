@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fineprune.errors import InputError, check_one_of
-
 from fineprune.labels.dataset_attributes import classes_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.step_counts import StepCounts

@@ -133,7 +133,7 @@ class Adaptive(Policy):
         check_one_of("by", by, ("epochs", "steps"))
         self._by_steps = by == "steps"
         if self._by_steps:
-            each = rates_of_steps(rates, self._budget, self.epochs * self._full_steps)
+            each = rates_of_steps(rates, self._budget)
             each = rates_along_steps(each, self.epochs, self._full_steps)
         else:
             each = rates_of_epochs(rates, self.epochs)
@@ -241,8 +241,10 @@ class Adaptive(Policy):
         """
         used = 0
         for before, length in enumerate(self._lengths[:epoch]):
-            planned = length is None
-            used += self._steps(before, used, 0) if planned else round(length * self._full_steps)
+            if length is None:
+                used += self._steps(before, used, skipped=0)
+            else:
+                used += round(length * self._full_steps)
         return used
 
     def _skipped(self, epoch: int) -> npt.NDArray[np.int64]:

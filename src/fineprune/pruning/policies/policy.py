@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number
-
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
