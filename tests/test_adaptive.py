@@ -1,4 +1,4 @@
-"""The adaptive policy keeps to its budget exactly, and skips samples that contradict the others."""
+"""The adaptive policy keeps to its budget exactly, and skips samples whose labels look wrong."""
 
 import math
 import random
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -18,6 +18,9 @@ from fineprune.pruning.savings import planned_numbers
 from fineprune.pruning.step_budget import smooth_weights, steps_of_epoch
 from fineprune.pruning.step_counts import BatchShape, StepCounts
 from fineprune.training.recipe import make_recipe
+
+# Many of these trainings record losses only.
+pytestmark = pytest.mark.filterwarnings("ignore:Adaptive has seen no logits")
 
 CHANCE = 2.0
 FIRST_BATCH = 10
@@ -65,7 +68,7 @@ def test_equal_epochs_of_a_periodic_schedule_are_equally_long():
     """torch computes each rate from the one before, so that peaks differ by rounding."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
-    policy = fp.Adaptive(24, 0.35, scheduler, patience=0)
+    policy = fp.Adaptive(24, 0.35, scheduler)
     pruner = fp.Pruner(3200, policy, batch_size=32)
     numbers = [-(-kept // 32) for kept in pruner.policy.planned_numbers()]
     assert numbers[4] < numbers[3] < numbers[2] < numbers[1] < numbers[0] == 100
@@ -108,10 +111,9 @@ def test_epochs_are_shortened_in_proportion_to_rates_that_fall_in_steps():
     assert numbers[6] == pytest.approx(5 * numbers[8], rel=0.01)
 
 
-@pytest.mark.parametrize("options", [{}, {"patience": 0}, {"anneal": 0.2}])
-def test_the_planned_numbers_are_those_of_a_training_in_which_no_sample_contradicts(options):
+def test_the_planned_numbers_are_those_of_a_training_in_which_no_sample_is_skipped():
     def policy():
-        return fp.Adaptive(10, save=0.35, rates=milestones, **options)
+        return fp.Adaptive(10, save=0.35, rates=milestones)
 
     pruner = fp.Pruner(203, policy(), batch_size=FIRST_BATCH)
     kept, _ = trained(pruner, lambda epoch, index: torch.full((len(index),), CHANCE))
@@ -144,7 +146,7 @@ def test_the_budget_is_used_exactly_whatever_contradicts(rates, full, save, data
 
 
 def test_epochs_with_small_rates_are_shortened_first():
-    pruner = fp.Pruner(1000, fp.Adaptive(10, 0.35, milestones, patience=0), batch_size=FIRST_BATCH)
+    pruner = fp.Pruner(1000, fp.Adaptive(10, 0.35, milestones), batch_size=FIRST_BATCH)
     kept, _ = trained(pruner, first_high_then_low)
     numbers = [len(part) for part in kept]
     assert numbers[:6] == [1000] * 6
@@ -168,7 +170,7 @@ def test_the_number_of_steps_is_known_before_the_start(save, shape):
     full = fp.Pruner(samples, fp.FullData(epochs), batch_size=FIRST_BATCH, **shape).total_steps()
     expected = round((1 - save) * full)
     if expected < epochs:
-        with pytest.raises(InputError, match=r"expected save of at most 0\.\d+ with one step"):
+        with pytest.raises(InputError, match=r"at least one step of \d+ samples .* in each of 8"):
             fp.Pruner(samples, policy, batch_size=FIRST_BATCH, **shape)
         return
     pruner = fp.Pruner(samples, policy, batch_size=FIRST_BATCH, **shape)
@@ -197,145 +199,100 @@ def test_the_predicted_cost_is_that_of_the_training():
     assert savings.pruned_epochs == sum(len(part) < 1000 for part in kept)
 
 
-# Samples that contradict the others
+# Samples whose labels look wrong
 
 
-def test_samples_above_chance_in_five_epochs_are_skipped_and_a_tenth_of_them_returns():
-    policy = fp.Adaptive(12, 0.16, [1.0] * 10 + [0.001] * 2)
-    pruner = fp.Pruner(1000, policy, batch_size=FIRST_BATCH)
-    kept, batches = trained(pruner, first_high_then_low)
-    wrong = set(range(0, 1000, 5))
+def watched(pruner, wrong, epochs=None, classes=3):
+    """Train a network that takes some samples for another class; return the kept samples."""
+    labels = torch.arange(pruner.num_samples) % classes
+    kept = []
+    for epoch in pruner.epochs():
+        kept.append(set(pruner.plan.kept.tolist()))
+        for index in pruner.sampler.order().split(FIRST_BATCH):
+            other = (labels[index] + 1 + index // classes % (classes - 1)) % classes
+            seeming = torch.where(wrong(epoch, index), other, labels[index])
+            logits = 4.0 * F.one_hot(seeming, classes)
+            losses = F.cross_entropy(logits, labels[index], reduction="none")
+            pruner.record(index, losses, logits, labels[index])
+        if epoch + 1 == epochs:
+            pruner.end_epoch()
+            break
+    return kept
+
+
+def every_fifth(epoch, index):
+    return index % 5 == 0
+
+
+WRONG = set(range(0, 1000, 5))
+
+
+def test_suspicious_samples_are_skipped_from_the_sixth_epoch_on_and_a_tenth_of_them_returns():
+    pruner = fp.Pruner(1000, fp.Adaptive(12, 0.16, [1.0] * 10 + [0.001] * 2), batch_size=10)
+    kept = watched(pruner, every_fifth)
     numbers = [len(part) for part in kept]
     # The steps that these samples save are used in the last two epochs.
     assert numbers[:10] == [1000] * 5 + [820] * 5
-    assert sum(numbers[10:]) == 10 * batches - 5000 - 5 * 820
-    assert [len(wrong & set(part)) for part in kept[5:10]] == [20] * 5
-    assert all(len(wrong & set(part)) <= 20 for part in kept[10:])
-    assert pruner.counts is not None
-    assert (pruner.counts[::5] >= 5).all()
-    assert not pruner.counts[1::5].any()
-
-
-def test_epochs_in_which_hardly_anything_was_learned_say_nothing_about_single_samples():
-    """Else, whole classes that are not learned yet would contradict the others."""
-
-    def late(epoch, index):
-        losses = first_high_then_low(epoch, index)
-        hardly = torch.where(losses > CHANCE, CHANCE + 1, 0.95 * CHANCE)
-        return hardly if 0 < epoch < 4 else losses
-
-    policy = fp.Adaptive(12, 0.15, [1.0] * 10 + [0.001] * 2, chance=CHANCE)
-    pruner = fp.Pruner(1000, policy, batch_size=FIRST_BATCH)
-    kept, _ = trained(pruner, late)
-    # The epochs 4 to 8 count. In epoch 0, no loss is below chance.
-    assert [len(part) for part in kept[:10]] == [1000] * 9 + [820]
-
-
-@pytest.mark.parametrize(("learned", "skipped"), [(0.3, 360), (1.2, 180)])
-def test_losses_above_chance_on_average_contradict_once_most_samples_are_learned(learned, skipped):
-    def wavering(epoch, index):
-        """A fifth is always above chance, a fifth in every other epoch and on average."""
-        sometimes = torch.where(torch.tensor(epoch % 2 == 0), 1.75, 0.75) * CHANCE
-        losses = torch.where(index % 5 == 1, sometimes, learned)
-        return torch.where(index % 5 == 0, CHANCE + 1, losses).float()
-
-    policy = fp.Adaptive(12, 0.3, [1.0] * 8 + [0.001] * 4, chance=CHANCE)
-    pruner = fp.Pruner(1000, policy, batch_size=FIRST_BATCH)
-    kept, _ = trained(pruner, wavering, epochs=6)
-    assert [len(part) for part in kept] == [1000] * 5 + [1000 - skipped]
-    assert pruner.policy.num_suspects() == skipped / 0.9
-
-
-def test_few_contradicting_samples_are_not_evidence_of_wrong_labels():
-    """With correct labels, some samples are hard; skipping them would make the network worse."""
-    kept, counts = {}, {}
-    for evidence in (0.2, 0.21):
-        policy = fp.Adaptive(8, 0.1, [1.0] * 7 + [0.001], evidence=evidence)
-        pruner = fp.Pruner(1000, policy, batch_size=FIRST_BATCH)
-        kept[evidence] = [len(part) for part in trained(pruner, first_high_then_low)[0]]
-        counts[evidence] = pruner.counts
-    assert kept[0.2][:7] == [1000] * 5 + [820] * 2
-    assert kept[0.21][:7] == [1000] * 7
-    assert counts[0.21] is not None
-    assert (counts[0.21][::5] >= 7).all()
-
-
-def watched(
-    labels, contradicting, epochs, with_logits=True, consistent=False, earlier=None, known=None
-):
-    """Train a network that takes some samples for another class, and return the pruner."""
-    policy = fp.Adaptive(12, 0, [1] * 12, earlier=earlier)
-    data = len(labels) if known is None else TensorDataset(labels, known)
-    pruner = fp.Pruner(data, policy, batch_size=FIRST_BATCH)
-    for epoch in pruner.epochs():
-        for index in pruner.sampler.order().split(FIRST_BATCH):
-            # Evenly for the other two, which is no consistent mistake, or for one of them.
-            second = 0 if consistent else (index // 10 + epoch) % 2
-            other = (labels[index] + 1 + second) % 3
-            seeming = torch.where(contradicting[index], other, labels[index])
-            logits = F.one_hot(seeming, 3) * (4.0 if epoch else 0.0)
-            losses = F.cross_entropy(logits, labels[index], reduction="none")
-            pruner.record(index, losses, *((logits, labels[index]) if with_logits else ()))
-        if epoch == epochs - 1:
-            pruner.end_epoch()
-            break
-    return pruner
-
-
-def test_a_class_that_is_not_learned_is_not_skipped_if_labels_are_known():
-    """A small class looks like wrong labels as long as predicting the large one costs less."""
-    labels = torch.arange(200) % 2
-    labels[::5] = 2
-    unlearned = labels == 2
-    assert watched(labels, unlearned, 8, with_logits=False).policy.num_suspects() == 40
-    pruner = watched(labels, unlearned, 8)
-    assert pruner.policy.num_suspects() == 0
-    resumed = fp.Pruner(200, fp.Adaptive(12, 0, [1] * 12), batch_size=FIRST_BATCH)
-    resumed.load_state_dict(pruner.state_dict())
-    assert resumed.policy.num_suspects() == 0
-    # The data set may say the labels, in any numbers; without a label, a sample is in no class.
-    # If each sample has a label of its own, no class is known.
-    every = torch.arange(200)
-    for known, number in (
-        (labels * 1000 - 999, 0),
-        (labels * 2, 0),
-        (labels * 0 - 1, 40),
-        (every, 40),
-    ):
-        alone = watched(labels, unlearned, 8, with_logits=False, known=known)
-        assert alone.policy.num_suspects() == number
-    # It may look consistently confused, and as many samples of the other classes may be wrong.
-    assert watched(labels, unlearned, 8, consistent=True).policy.num_suspects() == 0
-    many = unlearned | (torch.arange(200) % 5 == 1) | (torch.arange(200) % 5 == 2)
-    assert watched(labels, many, 8).policy.num_suspects() == 80
-    # Suspects of an earlier training are skipped, and the others of their class are not.
-    some = unlearned & (torch.arange(200) % 20 == 0)
-    earlier = fp.LabelWatch(200, 3)
-    for _ in range(10):
-        seeming = torch.where(some, torch.arange(200) // 20 % 2, labels)
-        earlier.record(torch.arange(200), 4.0 * F.one_hot(seeming, 3), labels)
-    found = earlier.ranking().scores > 0
-    assert torch.equal(found, some)
-    assert watched(labels, unlearned, 8, earlier=earlier).policy.num_suspects() == 10
-    # Half of a class may be wrong.
-    half = torch.where(unlearned, torch.arange(200) % 10 == 0, torch.arange(200) % 7 == 0)
-    assert watched(labels, half, 8).policy.num_suspects() == 20 + 23
+    assert sum(numbers) == 10 * pruner.total_steps() == 10 * round(0.84 * 1200)
+    assert [len(WRONG & part) for part in kept[5:10]] == [20] * 5
+    assert all(len(WRONG & part) <= 20 for part in kept[10:])
+    assert len(set.union(*(WRONG & part for part in kept[5:]))) > 60  # Others each time.
+    assert pruner.policy.num_suspects() == 200
+    assert set(pruner.policy.suspects()[0][:200].tolist()) == WRONG
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        lambda labels: labels[::-1].copy()[::-1],
-        lambda labels: labels.astype(">i4"),
-        lambda labels: labels.astype(np.uint64) + 2**63,
-        torch.from_numpy,
-        list,
-    ],
+    ("settings", "skipped_in"),
+    [({"first_epoch": 2}, [2, 3, 4, 5]), ({"threshold": 50.0}, []), ({"returning": 1.0}, [])],
 )
-def test_labels_are_taken_in_any_form(form):
-    labels = np.arange(200) % 3
-    pruner = fp.Pruner(200, fp.Adaptive(4), labels=form(labels))
-    assert vars(pruner.policy)["_labels"].unique().tolist() == [0, 1, 2]
+def test_the_threshold_and_the_first_epoch_decide(settings, skipped_in):
+    pruner = fp.Pruner(1000, fp.Adaptive(6, 0.0, [1.0] * 6, **settings), batch_size=10)
+    kept = watched(pruner, every_fifth)
+    # With save=0 all steps are used, so that the samples are trained all the same.
+    assert [len(part) for part in kept] == [1000] * 6
+    policy = pruner.policy
+    assert [e for e in range(6) if len(vars(policy)["_scores"]) and len(policy._skipped(e))] == (
+        skipped_in or ([] if "threshold" in settings else [5])
+    )
+
+
+def test_a_sample_that_no_longer_looks_wrong_is_trained_again():
+    pruner = fp.Pruner(1000, fp.Adaptive(40, 0.3, [1] * 40, returning=1.0), batch_size=10)
+    watched(pruner, lambda epoch, index: (index % 5 == 0) & (epoch < 6))
+    assert pruner.policy.num_suspects() == 0
+
+
+def test_a_shortened_epoch_has_no_larger_share_of_the_returning_samples():
+    """The last epochs are the shortest; too many suspicious samples there undo the skipping."""
+    rates = [1.0] * 10 + [0.5] * 4 + [0.1] * 4
+    pruner = fp.Pruner(1000, fp.Adaptive(18, 0.35, rates=rates), batch_size=10)
+    kept = watched(pruner, every_fifth)[10:]
+    assert 100 <= min(map(len, kept)) < max(map(len, kept)) < 700
+    returned = [len(WRONG & part) for part in kept]
+    # Of the 200 suspicious samples, 20 return in an epoch with all 800 others.
+    assert returned == [round(20 * len(part) / 820) for part in kept]
+    assert min(returned) < 5
+
+
+@pytest.mark.parametrize("stop", [3, 5, 8])
+def test_a_resumed_training_skips_the_same_samples(stop):
+    def make():
+        return fp.Pruner(300, fp.Adaptive(12, 0.3, [1] * 12), batch_size=10, seed=2)
+
+    whole, first, resumed = make(), make(), make()
+    kept = watched(whole, every_fifth)
+    before = watched(first, every_fifth, stop)
+    resumed.load_state_dict(first.state_dict())
+    assert before + watched(resumed, every_fifth) == kept
+
+
+def test_without_logits_it_says_once_that_no_label_is_looked_at():
+    pruner = fp.Pruner(1000, fp.Adaptive(12, 0.35, [1] * 12), batch_size=10)
+    with pytest.warns(RuntimeWarning, match="Adaptive has seen no logits") as said:
+        trained(pruner, first_high_then_low)
+    assert len(said) == 1
+    assert pruner.policy.num_suspects() is None
+    assert pruner.policy.suspicion() is None
 
 
 class Targets(Dataset[int]):
@@ -374,8 +331,8 @@ def random_states():
 )
 def test_only_what_is_the_class_of_each_sample_is_taken_from_a_data_set(data, taken):
     before = random_states()
-    found = vars(fp.Pruner(data, fp.Adaptive(4)).policy)["_labels"]
-    assert (found is not None) == taken
+    digest = fp.Pruner(data, fp.Adaptive(4)).state_dict()["labels"]
+    assert bool(digest) == taken
     assert random_states() == before
 
 
@@ -393,46 +350,6 @@ def test_a_state_of_a_training_with_other_labels_says_so(given):
         (Targets(labels[::-1]), fp.Pruner(200, fp.Adaptive(4)).state_dict()),
     ):
         fp.Pruner(data, fp.Adaptive(4)).load_state_dict(known)
-
-
-def test_one_loss_below_chance_clears_a_sample():
-    def relenting(epoch, index):
-        losses = first_high_then_low(epoch, index)
-        return torch.where(torch.tensor(epoch >= 7), CHANCE / 2, losses)
-
-    pruner = fp.Pruner(
-        1000, fp.Adaptive(12, 0.1, rates=[1] * 12, returning=1.0), batch_size=FIRST_BATCH
-    )
-    trained(pruner, relenting)
-    assert not pruner.counts.any()
-
-
-def test_a_shortened_epoch_has_no_larger_share_of_the_returning_samples():
-    """The last epochs are the shortest; too many contradicting samples there undo the skipping."""
-    rates = [1.0] * 10 + [0.5] * 4 + [0.1] * 4
-    pruner = fp.Pruner(1000, fp.Adaptive(18, 0.35, rates=rates), batch_size=FIRST_BATCH)
-    kept = trained(pruner, first_high_then_low)[0][10:]
-    assert 100 <= min(map(len, kept)) < max(map(len, kept)) < 600
-    returned = [sum(sample % 5 == 0 for sample in part) for part in kept]
-    # Of the 200 contradicting samples, 20 return in an epoch with all 800 others.
-    assert returned == [round(20 * len(part) / 820) for part in kept]
-    assert min(returned) < 5
-
-
-def test_contradicting_samples_fill_a_budget_that_the_others_cannot_use():
-    pruner = fp.Pruner(1000, fp.Adaptive(12, 0.0), batch_size=FIRST_BATCH)
-    kept, batches = trained(pruner, first_high_then_low)
-    assert batches == 1200
-    assert all(len(part) == 1000 for part in kept)
-
-
-def test_chance_is_the_mean_of_the_first_batch_unless_it_is_given():
-    for policy, expected in ((fp.Adaptive(1, 0), CHANCE), (fp.Adaptive(1, 0, chance=3.5), 3.5)):
-        pruner = fp.Pruner(20, policy, batch_size=FIRST_BATCH)
-        for _ in pruner.epochs():
-            pruner.record(torch.arange(10), torch.full((10,), CHANCE))
-            pruner.record(torch.arange(10, 20), torch.full((10,), 9.0))
-        assert pruner.policy.state_dict()["chance"] == expected
 
 
 # The choice of samples
@@ -456,13 +373,10 @@ def test_no_sample_is_repeated_before_all_were_chosen():
     [
         ({"epochs": 0}, "expected epochs"),
         ({"epochs": 5, "save": 1.0}, r"expected save as a share in \[0, 1\), got 1.0"),
-        ({"epochs": 5, "patience": -1}, "expected patience"),
-        ({"epochs": 5, "patience": 300}, "expected patience of at most 255, got 300"),
+        ({"epochs": 5, "threshold": -1}, "expected threshold as a score of at least 0, got -1"),
+        ({"epochs": 5, "threshold": math.nan}, "expected threshold as a score"),
+        ({"epochs": 5, "first_epoch": 0}, "expected first_epoch"),
         ({"epochs": 5, "returning": 1.5}, "expected returning"),
-        ({"epochs": 5, "chance": 0.0}, "expected chance"),
-        ({"epochs": 5, "suspects_after": 0}, "expected suspects_after"),
-        ({"epochs": 5, "suspects_after": 5}, "expected suspects_after below the 5 epochs"),
-        ({"epochs": 5, "suspects_after": 2, "patience": 0}, "expected patience of at least 1"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):

@@ -59,8 +59,8 @@ def forecast_text(made: Forecast, block: str = "█") -> Iterator[str | Text]:
         if isinstance(policy, Adaptive):
             yield (
                 f"also skipped, from epoch {policy.first_epoch + 1} on: samples whose labels have "
-                f"a score above {policy.threshold:g}; later epochs then keep more of the others, so "
-                f"the number of steps does not change"
+                f"a score above {policy.threshold:g}; later epochs then keep more of the others, "
+                f"so the number of steps does not change"
             )
     yield from _totals(made)
 

@@ -6,8 +6,9 @@ be the mean softmax of class k over the visits of a sample, and y its label. The
 - t[k] is the usual share of class k: the mean of q[k] over the samples labelled k and one more
   sample, whose share is the mean of q[y] over all samples. So a class with many samples has a t[k]
   of its own, and a class with few or none has nearly that of all.
-- J[y, k] counts the samples labelled y whose largest q[k] / t[k] is that of class k and at least
-  one, and half a sample more: the confident joint, which tells frequent mistakes from rare ones.
+- J[y, k] counts the samples labelled y whose largest q[k] / t[k] is that of class k (of y, if
+  several are the largest) and at least one, and half a sample more: the confident joint, which
+  tells frequent mistakes from rare ones.
 - l[k] = log q[k] - log t[k] + log(J[y, k]) / 4 for each class k.
 - The score is the largest l[k] of another class than y, minus l[y]. The suggestion is that class.
 - A sample is a suspect if its score is above 0. The number of suspects is the estimated number of
@@ -100,8 +101,11 @@ def rank(evidence: Evidence) -> Ranking:
     # The joint has a row and a column for each class: in float32, which counts to 16 million.
     joint = torch.full((classes, classes), 0.5, device=labels.device)
     for part in _known(evidence):
-        ratio, strongest = (part.shares / usual).max(1)
-        joint.index_put_((part.labels, strongest), (ratio >= 1).float(), accumulate=True)
+        ratios = part.shares / usual
+        largest, strongest = ratios.max(1)
+        of_label = ratios.gather(1, part.labels[:, None])[:, 0]
+        strongest = torch.where(of_label == largest, part.labels, strongest)
+        joint.index_put_((part.labels, strongest), (largest >= 1).float(), accumulate=True)
     factors = (_JOINT_POWER * joint.log()).sub_(usual.log())
     scores = torch.full_like(evidence.loss, -torch.inf)
     suggestions = torch.full_like(labels, -1)

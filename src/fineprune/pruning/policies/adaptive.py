@@ -1,5 +1,7 @@
 """Adaptive: the shorter schedule in one training, without the samples whose labels look wrong."""
 
+import math
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,7 +73,7 @@ class Adaptive(Policy):
     ) -> None:
         super().__init__(epochs)
         self.save = check_share("save", save, "[0, 1)")
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or threshold < 0:
+        if not (isinstance(threshold, Real) and 0 <= threshold < math.inf):
             raise InputError(f"expected threshold as a score of at least 0, got {threshold!r}")
         self.threshold = float(threshold)
         self.first_epoch = check_whole_number("first_epoch", first_epoch, 1)

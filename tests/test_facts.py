@@ -1,0 +1,127 @@
+"""The facts that the evidence on the labels states, and the commands that show them."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from typer.testing import CliRunner
+
+import fineprune as fp
+from fineprune.cli.main import app
+from fineprune.errors import InputError
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+
+N, CLASSES, EPOCHS = 600, 6, 20
+NAMES = ["cat", "dog", "elk", "fox", "gnu", "hen"]
+
+
+def watched(wrong, visits=10, answered=4.0):
+    """Return a watch of a network that answers all samples right, some with wrong labels."""
+    true = torch.arange(N) % CLASSES
+    labels = torch.where(torch.arange(N) < wrong, (true + 1) % CLASSES, true)
+    watch = fp.LabelWatch(N, CLASSES)
+    for _ in range(visits):
+        watch.record(torch.arange(N), answered * F.one_hot(true, CLASSES), labels)
+    return watch
+
+
+def test_they_say_how_many_labels_contradict_and_how_much_was_learned():
+    watch = watched(60)
+    first, second, third = watch.facts(NAMES)
+    assert first == "60 of 600 labels (10.0%) contradict what the network learned."
+    assert "predicts the given label for 90% of the samples, over 10 visits each" in second
+    assert third.startswith("The most frequent suspected mistakes: ")
+    assert third.count("that may be") == 3
+    assert "dog that may be cat (10)" in third or "cat that may be hen (10)" in third
+    assert watch.num_suspects() == 60 == int(watch.joint().sum() - watch.joint().trace())
+
+
+def test_they_name_classes_that_were_not_learned_and_samples_that_were_not_recorded():
+    labels = torch.arange(N) % CLASSES
+    logits = 4.0 * F.one_hot(labels.masked_fill(labels == 5, 0), CLASSES)
+    watch = fp.LabelWatch(N + 3, CLASSES)
+    watch.record(torch.arange(N), logits, labels)
+    said = " ".join(watch.facts(NAMES))
+    assert "less than half of the samples of some classes: hen." in said
+    assert "3 of 603 samples were never recorded" in said
+
+
+def test_without_a_suspect_no_pair_of_classes_is_named():
+    assert [fact for fact in watched(0).facts() if "mistakes" in fact] == []
+    with pytest.raises(InputError, match="expected the names of 6 classes, got 1"):
+        watched(0).facts(["cat"])
+
+
+def test_a_pruner_gives_them_in_its_summary_and_records_on_undisturbed():
+    labels = torch.arange(N) % CLASSES
+    logits = 6.0 * F.one_hot(labels, CLASSES)
+
+    def states(look):
+        pruner = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=50, seed=1)
+        for _ in pruner.epochs():
+            for index in pruner.sampler.order().split(50):
+                losses = F.cross_entropy(logits[index], labels[index], reduction="none")
+                pruner.record(index, losses, logits[index] + 0.1 * index[:, None], labels[index])
+                if look and 7 in index:
+                    json.dumps(pruner.summary())
+        return pruner, pruner.state_dict()["watch"]["evidence"]["sums"]
+
+    (pruner, looked), (_, undisturbed) = states(True), states(False)
+    assert all(torch.equal(looked[name], undisturbed[name]) for name in looked)
+    assert "0 of 600 labels (0.0%) contradict" in pruner.summary()["facts"][0]
+
+
+def test_a_pruner_names_classes_as_its_data_set_does():
+    class Pictures(list[int]):
+        classes = ("cat", "dog")
+
+    pruner = fp.Pruner(Pictures([0] * 90 + [1] * 110), fp.FullData(1), batch_size=50)
+    labels = torch.arange(200) >= 90
+    logits = 6.0 * F.one_hot((torch.arange(200) >= 100).long(), 2)
+    for _ in pruner.epochs():
+        for index in pruner.sampler.order().split(50):
+            losses = F.cross_entropy(logits[index], labels[index].long(), reduction="none")
+            pruner.record(index, losses, logits[index], labels[index].long())
+    assert "dog that may be cat" in " ".join(pruner.summary()["facts"])
+
+
+def test_without_evidence_there_are_none():
+    pruner = fp.Pruner(N, fp.FullData(2), batch_size=50)
+    assert pruner.summary()["facts"] == []
+
+
+# -- fineprune plan RUN ----------------------------------------------------------------------------
+
+
+def recipe(*changes):
+    sections = {
+        "data": {"name": "digits", "train_size": 128},
+        "training": {"epochs": 2, "batch_size": 32},
+        "run": {"device": "cpu", "threads": 1, "precision": "float32"},
+    }
+    return make_recipe(sections, changes)
+
+
+def test_plan_gives_them_for_a_finished_run(tmp_path):
+    train(recipe(), tmp_path / "run")
+    shown = CliRunner().invoke(app, ["plan", str(tmp_path / "run")])
+    assert shown.exit_code == 0, shown.output
+    assert "of 128 labels" in shown.stdout
+    as_json = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), "--json"])
+    assert json.loads(as_json.stdout)["facts"] == shown.stdout.splitlines()
+    for options in (["--save", "0.3"], ["--samples", "0"], ["training.epochs=3"]):
+        result = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), *options])
+        assert result.exit_code == 2
+        assert "expected the folder of a run without other options" in result.stderr
+
+
+def test_plan_needs_a_finished_run_with_evidence(tmp_path):
+    train(recipe("run.history=false"), tmp_path / "bare")
+    (tmp_path / "empty").mkdir()
+    for folder, message in (("bare", "a run with evidence.pt"), ("empty", "a finished run")):
+        result = CliRunner().invoke(app, ["plan", str(tmp_path / folder)])
+        assert result.exit_code == 2
+        assert f"expected {message}" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
