@@ -178,7 +178,6 @@ class Arm:
 def arms(rows: torch.Tensor, batch: int) -> dict[str, Callable[[], Arm]]:
     """Return what makes each arm."""
     rates = [rate(epoch, MILESTONES) for epoch in range(EPOCHS)]
-    frequencies = chance_of_frequencies(rows)
 
     def matched() -> Arm:
         pruner = fp.Pruner(len(rows), fp.Adaptive(EPOCHS, SAVE, rates), batch_size=batch)
@@ -196,9 +195,7 @@ def arms(rows: torch.Tensor, batch: int) -> dict[str, Callable[[], Arm]]:
         made[name] = lambda epochs=epochs, milestones=milestones: Arm(  # type: ignore[misc]
             fp.FullData(epochs), milestones
         )
-    made["adaptive, chance of byte frequencies"] = lambda: Arm(
-        fp.Adaptive(EPOCHS, SAVE, rates, chance=frequencies)
-    )
+    made["adaptive, chance of byte frequencies"] = lambda: Arm(fp.Adaptive(EPOCHS, SAVE, rates))
     return made
 
 

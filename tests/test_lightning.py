@@ -148,7 +148,7 @@ def test_two_ranks_equal_lightning_alone_and_one_process(runs, pruning, undistur
 
 
 def adaptive(epochs, rates=None):
-    return fp.Adaptive(epochs, 0.3, rates, patience=0)
+    return fp.Adaptive(epochs, 0.3, rates)
 
 
 @pytest.fixture

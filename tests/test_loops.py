@@ -551,7 +551,7 @@ NUMPYS = [
         evidence=numpys("f8", 0.1),
         patience=numpys("i8", 2),
     ),
-    fp.Adaptive(EPOCHS, rates=torch.linspace(1, 0.1, EPOCHS), anneal=numpys("f8", 0.2)),
+    fp.Adaptive(EPOCHS, rates=torch.linspace(1, 0.1, EPOCHS), threshold=numpys("f8", 0.5)),
     fp.FinePruning(fp.Schedule(EPOCHS, 3, 1), numpys("f8", 0.25), tolerance=numpys("f4", 0.1)),
     fp.FinePruning(fp.Schedule(EPOCHS, numpys("i4", 3), numpys("i8", 1)), 24),
     fp.InfoBatch(EPOCHS, numpys("f8", 0.5), anneal=numpys("f8", 0.2)),
@@ -754,7 +754,7 @@ def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out():
 
 def test_samples_that_never_reach_a_batch_do_not_end_the_rotation_of_short_epochs():
     epochs, left_out = 20, 5
-    pruner = new(fp.Adaptive(epochs, save=0.5, rates=[1.0] * epochs, patience=0))
+    pruner = new(fp.Adaptive(epochs, save=0.5, rates=[1.0] * epochs))
     visits = np.zeros(N, dtype=np.int64)
     for _ in pruner.epochs():
         for index in pruner.sampler.order().split(BATCH):

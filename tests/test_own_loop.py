@@ -587,7 +587,7 @@ def test_each_epoch_is_reported_with_its_step():
 def test_the_number_of_suspects_is_reported_if_the_policy_names_them():
     calls = []
     pruner = made(
-        fp.Adaptive(8, save=0.25, rates=[1] * 8, patience=1, chance=1.0),
+        fp.Adaptive(8, save=0.25, rates=[1] * 8, first_epoch=2),
         log=lambda *of: calls.append(of),
     )
     for epoch in pruner.epochs():

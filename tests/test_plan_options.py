@@ -137,6 +137,7 @@ STOPS = [(0, 2), (4, 0), (5, 3), (11, 1)]
         (name, stop, ALL_OPTIONS if (number + place) % 2 else {})
         for number, name in enumerate(POLICIES)
         for place, stop in enumerate(STOPS)
+        if name != "adaptive"  # It has no options; tests/test_adaptive.py resumes it.
     ],
 )
 def test_a_stopped_training_continues_exactly(name, stop, options, tmp_path):
@@ -144,16 +145,6 @@ def test_a_stopped_training_continues_exactly(name, stop, options, tmp_path):
         return made(POLICIES[name](**options))
 
     assert stopped_and_resumed(one, train, stop, tmp_path) == plans_of(name, **options)
-
-
-def test_the_adaptive_policy_takes_the_steps_of_annealed_epochs_from_the_others():
-    for anneal in (0.0, 0.25, 0.5):
-        pruner = made(fp.Adaptive(EPOCHS, 0.3, rates=[1] * EPOCHS, anneal=anneal))
-        numbers = [len(kept) for kept, _ in train(pruner)[0]]
-        steps = sum(math.ceil(number / BATCH) for number in numbers)
-        assert steps == pruner.total_steps() == round(0.7 * EPOCHS * N / BATCH)
-    with pytest.raises(InputError, match=r"expected save below 0\.5, the share of the epochs"):
-        fp.Adaptive(EPOCHS, 0.6, anneal=0.5)
 
 
 # The weights

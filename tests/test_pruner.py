@@ -762,7 +762,7 @@ def test_an_option_that_a_state_lacks_is_one_that_is_not_used():
         del state["settings"][option]
     fp.Pruner(N, fp.Adaptive(4)).load_state_dict(state)
     with pytest.raises(InputError, match=r"with chance=0.5, got None"):
-        fp.Pruner(N, fp.Adaptive(4, chance=0.5)).load_state_dict(state)
+        fp.Pruner(N, fp.Adaptive(4, threshold=0.5)).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

@@ -658,14 +658,14 @@ def test_losses_below_zero_cannot_tell_what_was_learned():
     pruner.record(torch.arange(4), torch.full((4,), -2.0))
     with pytest.raises(InputError, match=r"losses of at least 0, .* mean is -2: give Adap"):
         pruner.end_epoch()
-    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS, 0.0, patience=0), batch_size=4)
+    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS, 0.0), batch_size=4)
     pruner.record(torch.arange(4), torch.full((4,), -2.0))
     pruner.end_epoch()
 
 
 def test_losses_that_become_negative_skip_no_sample_from_then_on():
     noisy = torch.arange(100) % 5 == 0
-    pruner = fp.Pruner(100, fp.Adaptive(EPOCHS, 0.3, [1.0] * EPOCHS, patience=1), batch_size=5)
+    pruner = fp.Pruner(100, fp.Adaptive(EPOCHS, 0.3, [1.0] * EPOCHS, first_epoch=2), batch_size=5)
 
     def train():
         largest = []
@@ -788,7 +788,7 @@ TEXT: Any = ".3"
         (lambda: fp.Adaptive(12, TEXT), "save as a share in [0, 1), got '.3'"),
         (lambda: fp.RS2(12, TEXT), "save as a share in (0, 1), got '.3'"),
         (lambda: fp.InfoBatch(12, prune=TEXT), "prune as a share in [0, 1), got '.3'"),
-        (lambda: fp.Adaptive(12, chance=TEXT), "chance as a loss above 0, got '.3'"),
+        (lambda: fp.Adaptive(12, threshold=TEXT), "threshold as a score of at least 0, got '.3'"),
         (lambda: fp.shorter([0.1] * 9, TEXT), "save as a share in [0, 1), got '.3'"),
     ],
 )

@@ -107,16 +107,6 @@ def test_the_suspicion_of_fine_pruning_is_its_counts():
     assert observed(fp.FinePruning(schedule, prune=0), 3).suspects is None
 
 
-def test_the_suspicion_of_adaptive_ranks_the_contradicting_samples_first():
-    policy = fp.Adaptive(9, save=0.1, patience=3, chance=2.3)
-    assert observed(policy, 2).suspects == 0
-    found = observed(policy, 3)
-    assert found.values.dtype == torch.float32
-    assert found.values.argsort(descending=True)[:2].sort().values.tolist() == [3, 4]
-    assert found.suspects == 2
-    assert observed(fp.Adaptive(9, save=0.1, patience=0, chance=2.3), 3).suspects is None
-
-
 @pytest.mark.parametrize("policy", [fp.FullData(3), fp.RandomPruning(fp.Schedule(3, 3, 1), 1)])
 def test_other_policies_suspect_no_samples(policy):
     assert suspicion_of(policy) is None

@@ -357,7 +357,7 @@ def test_the_weights_of_a_policy_change_the_loss(tmp_path):
 
 
 def test_a_policy_whose_epochs_depend_on_data_trains_its_budget_of_steps(tmp_path):
-    policy = fp.Adaptive(EPOCHS, save=0.3, patience=1, rates=range(EPOCHS, 0, -1))
+    policy = fp.Adaptive(EPOCHS, save=0.3, first_epoch=1, rates=range(EPOCHS, 0, -1))
     trainer = trained("image", tmp_path, policy)
     assert trainer.state.global_step == trainer.pruner.total_steps() < sum([10] * EPOCHS)
     assert len({len(plan) for plan in trainer.plans.values()}) > 1
@@ -561,7 +561,7 @@ def test_a_compute_loss_that_does_not_record_is_refused(tmp_path):
 # -- learning rates -------------------------------------------------------------------------------
 
 
-SAVING = fp.Adaptive(EPOCHS, save=0.3, patience=0)
+SAVING = fp.Adaptive(EPOCHS, save=0.3)
 FOUND = "fineprune: adaptive takes the learning rates from LambdaLR, which steps per step"
 
 

@@ -176,7 +176,7 @@ def test_without_pruning_the_weights_are_those_of_trl_alone(kind, accumulation, 
 def test_a_resumed_training_equals_the_undisturbed_one(kind, tmp_path):
     """The checkpoint is inside the second epoch; the policy finds the learning rates each time."""
     changes = {"save_strategy": "steps", "save_steps": 7, "lr_scheduler_type": "linear"}
-    policy = fp.Adaptive(EPOCHS, save=0.3, patience=0)
+    policy = fp.Adaptive(EPOCHS, save=0.3)
     whole, _ = trained(kind, tmp_path, policy, **changes)
     resumed, passes = trained(
         kind, tmp_path, policy, resume=str(tmp_path / "checkpoint-7"), **changes

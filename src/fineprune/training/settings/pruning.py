@@ -142,6 +142,11 @@ class PruningSettings:
                 f"expected pruning.arguments with a policy of your own (module:Class) only, got "
                 f"them with {self.policy!r}: remove them"
             )
+        if self.policy == "adaptive" and self.options():
+            raise InputError(
+                f"expected no pruning.{next(iter(self.options()))} with pruning.policy = "
+                f'"adaptive", which has no such option, got one: remove it'
+            )
         takes_prune = self.own or "prune" in arguments_of(self.policy)
         if takes_save(self.policy) and not takes_prune and self.prune and self.save is None:
             raise InputError(
