@@ -4,8 +4,7 @@
 
 Trains a network with two hidden layers on all samples, on the schedule of ``fp.shorter`` (with as
 many steps as ``fp.Adaptive``, and with a quarter of all), and with ``fp.Adaptive``, which is given
-the logits or only the losses. Then again after a short training that has not learned all classes,
-without its suspects. The test sets have correct labels. It takes a minute.
+the logits or only the losses. The test sets have correct labels. It takes a minute.
 """
 
 import argparse
@@ -25,12 +24,9 @@ from fineprune.datasets.digits import load_digits
 from fineprune.datasets.label_noise import symmetric_noise
 from fineprune.experiments.arm_table import mean_difference
 
-SEEDS, EPOCHS, FIRST_EPOCHS, BATCH, RATE, SAVE = 5, 30, 10, 64, 0.05, 0.35
+SEEDS, EPOCHS, BATCH, RATE, SAVE = 5, 30, 64, 0.05, 0.35
 ARMS = ("full", "shorter", "quarter", "logits", "losses")
-AGAIN = ("shorter", "earlier", "ranked")
 TITLES = {
-    "earlier": "`Adaptive`, earlier",
-    "ranked": "`Ranked`",
     "full": "full training",
     "quarter": "a quarter of the steps",
     "logits": "`Adaptive`, logits",
@@ -41,7 +37,6 @@ COLUMNS = (
     ("accuracy", "accuracy, %,", ("full", "quarter", "logits", "losses")),
     ("cross_entropy", "cross-entropy", ("logits", "losses")),
 )
-COLUMNS_AGAIN = (("accuracy", "accuracy, %,", ("earlier", "ranked")),)
 
 
 class Case(NamedTuple):
@@ -82,11 +77,6 @@ CASES: dict[str, Callable[[int], Case]] = {
     "two classes of one size, best error 20 %": lambda seed: points(1 / 2, 1.683, 0, seed),
 }
 
-CASES_AGAIN: dict[str, Callable[[int], Case]] = {
-    "digits, five rare classes": lambda seed: digits(0, 5, seed),
-    "digits, five rare classes, 20 % wrong": lambda seed: digits(0.2, 5, seed),
-}
-
 
 def train(case: Case, arm: str, seed: int) -> dict[str, float]:
     """Train a network, and return its metrics on the test set."""
@@ -96,13 +86,6 @@ def train(case: Case, arm: str, seed: int) -> dict[str, float]:
     policy: fp.Policy = fp.FullData(len(rates))
     if arm in ("logits", "losses"):
         policy = fp.Adaptive(EPOCHS, SAVE, rates)
-    elif arm in ("earlier", "ranked"):
-        short = rates_of(FIRST_EPOCHS)
-        watch = fit(case, fp.FullData(FIRST_EPOCHS), short, seed)[1].watch
-        if arm == "earlier":
-            policy = fp.Adaptive(EPOCHS, SAVE, rates, earlier=watch)
-        else:
-            policy = fp.Ranked(EPOCHS, watch, SAVE, rates)
     model, _ = fit(case, policy, rates, seed, with_logits=arm != "losses")
     return measured(model, case.test_x, case.test_labels)
 
@@ -186,10 +169,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     found = runs(CASES, ARMS, given.seeds)
-    again = runs(CASES_AGAIN, AGAIN, given.seeds)
-    print(table_of(found, COLUMNS), table_of(again, COLUMNS_AGAIN), sep="\n\n")
+    print(table_of(found, COLUMNS))
     if given.json is not None:
-        results = {"seeds": given.seeds, "runs": found, "again": again}
+        results = {"seeds": given.seeds, "runs": found}
         given.json.write_text(json.dumps(results, indent=1) + "\n")
 
 

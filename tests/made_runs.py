@@ -215,6 +215,7 @@ _INVENTED = Summary(
     weights_sha256=None,
     labels_sha256=None,
     data_sha256=None,
+    left_out_sha256=None,
     suspicion=None,
 )
 

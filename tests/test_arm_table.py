@@ -129,6 +129,19 @@ def test_the_cost_of_an_accuracy_ends_with_the_first_evaluation_that_reaches_it(
     assert cost_to_reach(run, 0.91) is None
 
 
+def test_a_second_training_costs_the_first_one_too():
+    runs = small_comparison()
+    for seed, left in ((0, 700), (3, 800)):
+        own = {"train_samples": left, "left_out_sha256": str(seed)}
+        runs.append(make_run("second", seed, 0.93, samples=left, seconds=80.0, **own))
+    rows = table_rows(runs)
+    (row,) = (row for row in rows if row.arm == "second")
+    assert (row.samples_trained, row.seconds_train) == (750, 80)
+    assert (row.samples_of_both, row.seconds_of_both) == (1750, 330)
+    assert row.skipped == pytest.approx(0.25)
+    assert all(other.samples_of_both is None for other in rows if other is not row)
+
+
 def test_only_seeds_of_both_arms_are_paired():
     row = table_rows(
         [*small_comparison()[:3], make_run("full", 0, 0.80), make_run("full", 7, 0.80)]

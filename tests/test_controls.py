@@ -10,7 +10,14 @@ from typer.testing import CliRunner
 import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.errors import InputError
-from fineprune.experiments.controls import ALL_ARMS, SHORTER, arm_recipe, check_arms, default_arms
+from fineprune.experiments.controls import (
+    ALL_ARMS,
+    SHORTER,
+    arm_recipe,
+    check_arms,
+    check_keeps_evidence,
+    default_arms,
+)
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.registry import POLICIES
 from fineprune.training.forecast import predicted_cost
@@ -154,6 +161,26 @@ def test_a_matched_control_needs_the_arm_that_it_matches():
     with pytest.raises(InputError, match=r"the arm 'adaptive' beside 'matched', .* add 'ad"):
         check_arms(adaptive_recipe(0.35), ["full", "matched"], 1280)
     check_arms(adaptive_recipe(0.35), ["matched", "adaptive"], 1280)
+
+
+def test_a_second_training_needs_the_first_one_and_its_evidence():
+    recipe = adaptive_recipe(0.35)
+    assert arm_recipe(recipe, "second", 1280) == arm_recipe(recipe, "full", 1280)
+    with pytest.raises(InputError, match=r"the arm 'full' beside 'second', .*: add 'full'"):
+        check_arms(recipe, ["adaptive", "second"], 1280)
+    third = recipe.replaced("data", without="runs/first")
+    with pytest.raises(InputError, match=r"expected no data.without with the arm 'second', whi"):
+        check_arms(third, ["full", "second"], 1280)
+    check_keeps_evidence(recipe, 65)
+    with pytest.raises(InputError, match=r"expected run.history = true, got false: set it, or"):
+        check_keeps_evidence(recipe.replaced("run", history=False), 10)
+    served = recipe.replaced("distributed", strategy="sync", workers=1, servers=1)
+    with pytest.raises(InputError, match="at most 64 classes with parameter servers, got 65"):
+        check_keeps_evidence(served, 65)
+    # A recipe that skips nothing is enough for it.
+    full = recipe.replaced("pruning", policy="full")
+    check_arms(full, ["full", "second"], 1280)
+    assert arm_recipe(full, "second", 1280) == full
 
 
 @pytest.mark.parametrize("arm", ["matched", "fewer-epochs", "shorter-2"])

@@ -1,6 +1,7 @@
 """Second trainings: data.without leaves out what a first run suspects."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -14,10 +15,11 @@ from typer.testing import CliRunner
 from fineprune.cli.main import app
 from fineprune.datasets.digits import load_digits
 from fineprune.errors import InputError
+from fineprune.experiments.compare import compare
 from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.known_samples import known_samples
 from fineprune.runs.history import needed_evidence
-from fineprune.runs.run import read_run
+from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.training_set import UNKNOWN, read_training_set
 from fineprune.training.data import load_data
 from fineprune.training.hardware import resolved
@@ -244,3 +246,70 @@ def test_a_plan_needs_the_number_of_samples(first):
     assert "expected --samples with data.without, got none" in refused.stderr
     shown = CliRunner().invoke(app, [*command, "--samples", "1024", "--json"])
     assert json.loads(shown.stdout)["num_samples"] == 1024
+
+
+def compared(folder, *changes, jobs=2):
+    lines = []
+    small = recipe("pruning.policy=adaptive", "pruning.save=0.3", *changes)
+    compare(
+        small,
+        folder,
+        title="second",
+        arms=["second", "full"],
+        seeds=2,
+        jobs=jobs,
+        on_progress=lambda line, done, total: lines.append(line),
+    )
+    return [line for line in lines if line]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory, fast_spawn):
+    folder = tmp_path_factory.mktemp("compared") / "compared"
+    assert len(compared(folder)) == 4
+    return folder
+
+
+@pytest.mark.usefixtures("fast_spawn")
+def test_compare_trains_the_first_one_and_then_the_second_of_each_seed(comparison, tmp_path):
+    runs = {run.path.name: run for run in read_runs([comparison])}
+    for number in (0, 1):
+        first, again = runs[f"full-{number}"], runs[f"second-{number}"]
+        assert again.recipe["data"]["without"] == str(first.path)
+        assert first.summary.seed == again.summary.seed
+        index = read_training_set(again.path, again.summary.train_samples).index
+        assert index.tolist() == kept_by(first.path)
+    # Nothing is trained again, also if the comparison has moved.
+    shutil.copytree(comparison, tmp_path / "moved")
+    assert compared(tmp_path / "moved") == []
+
+
+def test_the_report_shows_the_cost_of_both(comparison, tmp_path):
+    result = CliRunner().invoke(app, ["report", str(comparison), "--out", str(tmp_path / "r.html")])
+    assert result.exit_code == 0, result.output
+    both = sum(run.summary.samples_trained for run in read_runs([comparison])) // 2
+    assert re.search(rf"with\s+the\s+first\s+training:\s+{both:,}", result.stdout)
+    page = (tmp_path / "r.html").read_text()
+    assert f"<td>{both:,}</td>" in page
+    assert "samples of both trainings" in page
+    assert f"both trainings took {both:,} sample-steps" in page
+    assert "Second: " in page
+    shown = CliRunner().invoke(app, ["inspect", str(comparison), "--out", str(tmp_path / "i.html")])
+    assert shown.exit_code == 0, shown.output
+
+
+@pytest.mark.usefixtures("fast_spawn")
+def test_a_second_training_goes_on_without_the_same_samples(comparison, tmp_path):
+    folder = tmp_path / "compared"
+    shutil.copytree(comparison, folder)
+    for file in ("summary.json", "checkpoint.pt"):
+        (folder / "second-1" / file).unlink()
+    (folder / "second-1/metrics.jsonl").unlink()
+    (line,) = compared(folder)
+    assert line.startswith("finished second, seed 2 of 2")
+    times = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
+    again, before = (
+        [{key: line[key] for key in line if key not in times} for line in read_run(run).metrics]
+        for run in (folder / "second-1", comparison / "second-1")
+    )
+    assert again == before

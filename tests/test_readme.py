@@ -103,9 +103,8 @@ def test_the_python_that_watches_labels_finds_wrong_ones(
     first = names["indices"][:100]
     assert (first % 10 == 0).float().mean() > 0.8
     assert (names["suggestions"][:100] == true[first]).float().mean() > 0.8
-    names["scheduler"] = torch.optim.lr_scheduler.LinearLR(names["optimizer"], 1, 0.01, 30)
     exec(compile(again, "<page>", "exec"), names)
-    skipped = np.setdiff1d(np.arange(len(labels)), names["pruner"].plan.kept)
+    skipped = np.setdiff1d(np.arange(len(labels)), names["clean"].indices)
     assert (skipped % 10 == 0).mean() > 0.8
     if with_cleanlab:
         exec(compile(cleanlab, "<page>", "exec"), names)

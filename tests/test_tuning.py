@@ -247,6 +247,7 @@ def test_an_arm_that_diverges_at_every_rate_ends_the_comparison(tmp_path):
     ("arms", "curve", "said"),
     [
         (["full", "fine-pruning", "shorter-1.5", "shorter-2"], False, "got shorter-1.5, shorter-2"),
+        (["full", "second"], False, "expected no arm 'second' with --tune"),
         (["full"], True, "expected --tune or --curve, got both"),
     ],
 )

@@ -16,9 +16,16 @@ from typing import Any
 from scipy.special import stdtr, stdtrit
 
 from fineprune.errors import InputError
-from fineprune.experiments.controls import ALL_ARMS, COOLDOWN, MATCHED, changed_settings
+from fineprune.experiments.controls import (
+    ALL_ARMS,
+    COOLDOWN,
+    FIRST,
+    MATCHED,
+    SECOND,
+    changed_settings,
+)
 from fineprune.runs.run import Run, split_by
-from fineprune.runs.summary import Summary, shortened
+from fineprune.runs.summary import LEFT_OUT, Summary, shortened
 from fineprune.training.policies import follows_schedule
 from fineprune.training.recipe import differences, make_recipe, method_of
 
@@ -137,6 +144,9 @@ class Row:
         samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
             Each of them is one backward pass of one sample.
         steps: The number of optimizer steps.
+        seconds_of_both: The training time in seconds of a second training and of the first one,
+            whose suspects it leaves out; None for any other arm.
+        samples_of_both: The number of sample-steps of both.
         skipped: The fraction of the sample-steps of ``full`` that the arm does not train.
         accuracy_last: The accuracy after the last epoch, as a fraction. This is the main result.
         last_difference: The difference ``accuracy_last`` minus that of ``full``.
@@ -162,6 +172,8 @@ class Row:
     seconds_bookkeeping: float | None = None
     samples_trained: float | None = None
     steps: float | None = None
+    seconds_of_both: float | None = None
+    samples_of_both: float | None = None
     skipped: float | None = None
     accuracy_last: float | None = None
     last_difference: Difference | None = None
@@ -308,6 +320,7 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         skipped = [run.summary.skipped_share for run in runs]
     else:
         skipped = _saved(pairs, lambda summary: summary.samples_trained)
+    both = paired_runs(group, arm, FIRST) if arm == SECOND else []
     return Row(
         group=group,
         arm=arm,
@@ -319,6 +332,8 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         seconds_bookkeeping=_mean_of(runs, lambda summary: summary.seconds_bookkeeping),
         samples_trained=_mean_of(runs, lambda summary: summary.samples_trained),
         steps=_mean_of(runs, lambda summary: summary.steps),
+        seconds_of_both=_sum_of(both, lambda summary: summary.seconds_train),
+        samples_of_both=_sum_of(both, lambda summary: summary.samples_trained),
         skipped=mean_known(skipped),
         accuracy_last=_mean_of(runs, lambda summary: summary.accuracy_last),
         last_difference=last_difference,
@@ -341,6 +356,10 @@ def paired_runs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:
 
 def _saved(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:
     return [1 - of(run.summary) / of(base.summary) for run, base in pairs]
+
+
+def _sum_of(pairs: Sequence[tuple[Run, Run]], of: Value) -> float | None:
+    return mean_known(of(run.summary) + of(first.summary) for run, first in pairs)
 
 
 def _mean_of(runs: Sequence[Run], of: Value) -> float:
@@ -384,7 +403,8 @@ def _settings(run: Run, arms: set[str]) -> dict[str, dict[str, Any]]:
 
     Runs of the same arm may differ in their seeds only, and those of ``matched`` in their numbers.
     Runs of two arms may also differ in the ``pruning`` section, in a learning rate that was chosen
-    for each of them, and the arms that train fewer epochs in what this changes.
+    for each of them, and the arms that train fewer epochs in what this changes. A second training
+    leaves out what the run of its own seed suspects.
     """
     sections = method_of(run.recipe)
     del sections["run"]  # Seeds are compared as those of pairs.
@@ -403,4 +423,6 @@ def _settings(run: Run, arms: set[str]) -> dict[str, dict[str, Any]]:
             sections.get(section, {}).pop(key, None)
     sections.setdefault("data", {})["train_samples"] = run.summary.train_samples
     sections["sha256"] = {name: shortened(digest) for name, digest in run.summary.digests.items()}
+    if SECOND in arms:
+        del sections["data"]["train_samples"], sections["sha256"][LEFT_OUT]
     return sections

@@ -7,7 +7,15 @@ from typing import Any
 
 from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.errors import InputError, RunError
-from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
+from fineprune.experiments.controls import (
+    FIRST,
+    MATCHED,
+    SECOND,
+    arm_recipe,
+    check_arms,
+    check_keeps_evidence,
+    default_arms,
+)
 from fineprune.experiments.cooldowns import plan_curve
 from fineprune.experiments.planned_run import (
     Digests,
@@ -33,7 +41,7 @@ from fineprune.experiments.tuning import (
 from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY, read_json, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import diverged_runs
-from fineprune.runs.summary import read_summary
+from fineprune.runs.summary import LEFT_OUT, read_summary
 from fineprune.training.data import Data, load_data
 from fineprune.training.forecast import check_rounds
 from fineprune.training.hardware import resolved
@@ -92,6 +100,11 @@ def plan_runs(
         if MATCHED in planned:
             method = planned[recipe.pruning.policy]
             planned[MATCHED] = dataclasses.replace(planned[MATCHED], matches=method)
+        if SECOND in planned:
+            check_keeps_evidence(recipe, data.classes)
+            first, again = planned[FIRST], planned[SECOND]
+            made = again.recipe.replaced("data", without=str(first.folder))
+            planned[SECOND] = dataclasses.replace(again, recipe=made, first=first)
         runs += planned.values()
         if curve:
             runs += plan_curve(seeded, number, folder)
@@ -187,7 +200,10 @@ def compare(
                 continue
             summary = read_summary(run.folder / SUMMARY)
             told(f"finished {which}, accuracy {summary.accuracy_last:.2%}")
-            check_finished(run.folder, digests, "comparison")
+            # A second training leaves out more than the comparison.
+            skipped = (LEFT_OUT,) if run.name == SECOND else ()
+            read = {name: digest for name, digest in digests.items() if name not in skipped}
+            check_finished(run.folder, read, "comparison")
         messages = [diverged[run.folder.name] for run in runs if run.folder.name in diverged]
         if messages:
             # Reports show the finished runs, and say that others are missing.

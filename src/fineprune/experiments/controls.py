@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fineprune.errors import InputError
+from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.runs.run import Run
 from fineprune.training.forecast import cost_is_known, predicted_cost, saved_share
 from fineprune.training.learning_rate import rise_of_one_cycle, shortened_milestones
@@ -20,6 +21,9 @@ from fineprune.training.settings import PruningSettings
 
 # The control that repeats the numbers of a finished run. It is a policy as well as an arm.
 MATCHED = "matched"
+
+# The second training, which leaves out what the arm of the first one suspects.
+SECOND, FIRST = "second", "full"
 
 # The arms that train fewer epochs. The factors are those of the learning rate, and the multiples
 # are the arms whose rate differs from that of another arm only by its factor.
@@ -37,7 +41,7 @@ METHODS = tuple(name for name in POLICY_NAMES if name not in ("full", "random", 
 ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
 
 # All arms, in the order of tables.
-ALL_ARMS = ("full", *METHODS, "random", MATCHED, *SHORTER)
+ALL_ARMS = ("full", SECOND, *METHODS, "random", MATCHED, *SHORTER)
 
 # Settings that are wrong with any other policy than the recipe's own.
 _UNSET: dict[str, Any] = dict.fromkeys((*ONLY_WITH, "arguments"))
@@ -72,7 +76,7 @@ def default_arms(recipe: Recipe) -> tuple[str, ...]:
 def check_arms(recipe: Recipe, arms: Sequence[str], num_samples: int) -> None:
     """Check that a comparison of a recipe can have these arms."""
     policy = recipe.pruning.policy
-    if policy in ("full", MATCHED):
+    if policy == MATCHED or (policy == "full" and not {*arms} <= {FIRST, SECOND}):
         raise InputError(
             f'expected a recipe with a pruning schedule to compare, got policy = "{policy}": '
             f'set pruning.policy = "fine-pruning"'
@@ -83,6 +87,8 @@ def check_arms(recipe: Recipe, arms: Sequence[str], num_samples: int) -> None:
         times = list(arms).count(arm)
         if times > 1:
             raise InputError(f"expected every arm once, got {arm!r} {times} times")
+    if SECOND in arms:
+        _check_second(recipe, arms)
     if MATCHED in arms:
         if policy not in arms:
             raise InputError(
@@ -101,6 +107,8 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
         arm: The name of the arm:
 
             - ``full`` skips no samples.
+            - ``second`` skips none either, but its training set is without the suspects of the
+              run of ``full`` with the same seed: ``plan_runs`` sets ``data.without``.
             - The recipe's own policy has the recipe itself.
             - Any other policy follows the recipe's schedule, or saves the same share of the steps
               if its cost is a setting (``pruning.save``). A policy whose cost depends on the losses
@@ -118,8 +126,9 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
               among the three by the accuracy on held-out images (``data.validation``).
         num_samples: The number of training samples, N.
     """
-    check_arms(recipe, [arm] if arm != MATCHED else [recipe.pruning.policy, arm], num_samples)
-    if arm == "full":
+    beside = {MATCHED: [recipe.pruning.policy], SECOND: [FIRST]}.get(arm, [])
+    check_arms(recipe, [*beside, arm], num_samples)
+    if arm in ("full", SECOND):
         return recipe.replaced("pruning", policy="full")
     if arm in SHORTER:
         return _shorter(recipe, arm, num_samples)
@@ -139,6 +148,17 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
         training, save = recipe.training, saved_share(recipe, num_samples)
         schedule = schedule_for_saving(training.epochs, training.milestones, save)
     return recipe.replaced("pruning", policy=arm, **schedule, **_UNSET)
+
+
+def check_keeps_evidence(recipe: Recipe, classes: int) -> None:
+    """Raise InputError if runs of a recipe keep no evidence on the labels for a second training."""
+    advice = f"leave out the arm {SECOND!r}, which needs the evidence on the labels"
+    if not recipe.run.history:
+        raise InputError(f"expected run.history = true, got false: set it, or {advice}")
+    if recipe.distributed.served and classes > KEEP_ALL:
+        raise InputError(
+            f"expected at most {KEEP_ALL} classes with parameter servers, got {classes}: {advice}"
+        )
 
 
 class NothingSkipped(InputError):
@@ -214,6 +234,20 @@ def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
         warmup = round(rise_of_one_cycle(training) * epochs / training.epochs)
         shorter = shorter.replaced("training", warmup=warmup)
     return shorter.replaced("training", lr=training.lr * _FACTORS[arm])
+
+
+def _check_second(recipe: Recipe, arms: Sequence[str]) -> None:
+    """Raise InputError if the first training is no arm, or is a second training itself."""
+    if FIRST not in arms:
+        raise InputError(
+            f"expected the arm {FIRST!r} beside {SECOND!r}, which leaves out its suspects, got "
+            f"{', '.join(arms)}: add {FIRST!r}"
+        )
+    if recipe.data.without is not None:
+        raise InputError(
+            f"expected no data.without with the arm {SECOND!r}, which sets it, got "
+            f"{recipe.data.without}: leave one of them out"
+        )
 
 
 def _check_cost_is_known(recipe: Recipe, num_samples: int, arm: str) -> None:

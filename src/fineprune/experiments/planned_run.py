@@ -40,6 +40,8 @@ class PlannedRun:
             finished first; None for any other run.
         trunk: The run of which this one begins as a copy, and which must therefore be finished
             first; None for any other run.
+        first: The run whose suspects this second training leaves out, and which must therefore be
+            finished first; None for any other run.
     """
 
     name: str
@@ -48,6 +50,12 @@ class PlannedRun:
     folder: Path
     matches: "PlannedRun | None" = None
     trunk: "PlannedRun | None" = None
+    first: "PlannedRun | None" = None
+
+    @property
+    def needs(self) -> "PlannedRun | None":
+        """The run that must be finished before this one starts; None if there is none."""
+        return self.matches or self.trunk or self.first
 
     def complete(self) -> Recipe | None:
         """Return the recipe to train; None if the run that this one matches is not finished."""

@@ -33,9 +33,8 @@ def train_runs(
     A run that diverges is yielded unfinished, with the error. One that needs it is not trained, and
     is yielded unfinished.
 
-    A run starts as soon as a process is free, in the given order. A control that matches one of the
-    runs, or a run that begins as a copy of one, starts after it; until then, the runs behind it
-    come first.
+    A run starts as soon as a process is free, in the given order. A run that needs another one, as
+    ``PlannedRun.needs`` says, starts after it; until then, the runs behind it come first.
 
     Args:
         runs: The runs, none of which is finished.
@@ -65,7 +64,7 @@ def train_runs(
                 ready = [
                     run
                     for run in waiting
-                    if (first := run.matches or run.trunk) is None or first.folder not in unfinished
+                    if (first := run.needs) is None or first.folder not in unfinished
                 ]
                 for run in ready[: jobs - len(training)]:
                     waiting.remove(run)
@@ -80,6 +79,7 @@ def train_runs(
                         recipe = None
                     # The trunk may have diverged before a cooldown began.
                     begun = run.trunk is None or run.trunk.finished() or run.folder.exists()
+                    begun = begun and (run.first is None or run.first.finished())
                     if recipe is None or not begun:
                         yield run, None
                         continue

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fineprune.errors import InputError, RunError
-from fineprune.experiments.controls import MATCHED, MULTIPLES
+from fineprune.experiments.controls import MATCHED, MULTIPLES, SECOND
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.runs.files import RATES, SUMMARY, read_json, write_json
 from fineprune.runs.summary import read_summary
@@ -60,6 +60,10 @@ def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
         raise InputError(
             "expected --tune or --curve, got both: the trainings of the curve share one learning "
             "rate, so train it into another --out"
+        )
+    if SECOND in arms:
+        raise InputError(
+            f"expected no arm {SECOND!r} with --tune, got {', '.join(arms)}: leave it out"
         )
     multiples = [arm for arm in arms if arm in MULTIPLES]
     if multiples:

@@ -29,6 +29,7 @@ class Column:
             shown there.
         part: The table of a page to which the column belongs, ``accuracy`` or ``cost``; None for
             both, because one table would be too wide.
+        of: The attribute of the rows without which the column is not shown; None to show it always.
     """
 
     header: str
@@ -36,6 +37,16 @@ class Column:
     cell: Callable[[Row], str]
     short: str | None = None
     part: str | None = None
+    of: str | None = None
+
+
+def columns_for(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of a table with these rows."""
+    return [
+        column
+        for column in COLUMNS
+        if column.of is None or any(getattr(row, column.of) is not None for row in rows)
+    ]
 
 
 def _seconds(value: float | None) -> str:
@@ -101,6 +112,20 @@ COLUMNS = (
         part="cost",
     ),
     Column("steps", "number of optimizer steps", lambda row: whole(row.steps), part="cost"),
+    Column(
+        "both trainings, s",
+        "wall-clock time of a second training and of the first one, whose suspects it leaves out",
+        lambda row: _seconds(row.seconds_of_both),
+        part="cost",
+        of="seconds_of_both",
+    ),
+    Column(
+        "samples of both trainings",
+        "number of sample-steps of a second training and of the first one",
+        lambda row: whole(row.samples_of_both),
+        part="cost",
+        of="samples_of_both",
+    ),
     Column(
         "skipped, %",
         "share of the full run's sample-steps that is not trained",
@@ -186,7 +211,18 @@ def terminal_tables(groups: Sequence[Sequence[Row]]) -> list[Table]:
         )
         for rows in groups
     ]
-    return [*tables[:-1], *(dataclasses.replace(table, note=_NOTE) for table in tables[-1:])]
+    notes = [_NOTE, *(_cost_of_both(row) for rows in groups for row in rows if row.samples_of_both)]
+    note = " ".join(notes)
+    return [*tables[:-1], *(dataclasses.replace(table, note=note) for table in tables[-1:])]
+
+
+def _cost_of_both(row: Row) -> str:
+    """Return a sentence on the cost of a second training and of both."""
+    assert row.samples_trained is not None
+    return (
+        f"{row.arm}: {whole(row.samples_trained)} sample-steps, {_seconds(row.seconds_train)} s; "
+        f"with the first training: {whole(row.samples_of_both)}, {_seconds(row.seconds_of_both)} s."
+    )
 
 
 def row_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
 from fineprune.experiments.controls import COOLDOWN
-from fineprune.report.comparison_table import COLUMNS, comparison_table
+from fineprune.report.comparison_table import COLUMNS, columns_for, comparison_table
 from fineprune.report.facts import comparison_of, distinct, facts, missing, unequal
 from fineprune.report.figures.accuracy_over_time import draw_time
 from fineprune.report.figures.counts import draw_counts
@@ -58,7 +58,7 @@ def write_report(
         "report.html.j2",
         title=_title([*runs, *unfinished]),
         sections=sections,
-        columns=COLUMNS,
+        columns=columns_for([row for section in sections for row in section["rows"]]),
         overview=_overview(sections),
         paper=paper_table(groups),
         unfinished=_unfinished_table(unfinished, len(runs)) if unfinished else None,
@@ -126,7 +126,7 @@ def _section(group: Group, anchor: str, margin: float) -> dict[str, Any]:
             comparison_table(
                 part.capitalize(),
                 rows,
-                [column for column in COLUMNS if column.part in (None, part)],
+                [column for column in columns_for(rows) if column.part in (None, part)],
             )
             for part in ("accuracy", "cost")
         ],

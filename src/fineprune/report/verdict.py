@@ -14,9 +14,9 @@ from fineprune.experiments.arm_table import (
     paired_runs,
     time_difference,
 )
-from fineprune.experiments.controls import MATCHED, METHODS, is_shorter
+from fineprune.experiments.controls import MATCHED, METHODS, SECOND, is_shorter
 from fineprune.report.facts import comparison_of, listed, same_machine
-from fineprune.report.table import percent
+from fineprune.report.table import percent, whole
 from fineprune.report.table import points as points_of
 from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run, read_sections, split_by
@@ -92,6 +92,8 @@ def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
     parts += f", {_beside_full(row.last_difference, margin)}"
     controls = []
     for arm, difference in _to_others(group, name):
+        if SECOND in (name, arm):
+            continue  # It costs a first training besides its own.
         method, control = paired_runs(group, name, arm)[0]
         cheaper = control.summary.samples_trained < method.summary.samples_trained
         if cheaper or _cost(method, control) == _EQUAL:
@@ -137,6 +139,8 @@ def _saving(group: Group, row: Row) -> str:
     precise = time is not None and time.half_width is not None and time.half_width <= _PRECISE
     if time is not None and precise and same_machine(group.runs):
         share, less, what = time.mean, "less", "time"
+    if row.arm == SECOND:
+        what += " than in the first training"
     if round(100 * share) == 0:
         return f"no {less} {what}"
     return f"{abs(100 * share):.0f} % {less if share > 0 else 'more'} {what}"
@@ -203,6 +207,8 @@ def _against_full(row: Row, margin: float) -> str:
     if row.saved_in_epochs is not None:
         saved = _percent(row.saved_in_epochs)
         cost += f" ({saved} according to the median times of its epochs)"
+    if row.samples_of_both is not None:
+        cost += f"; both trainings took {whole(row.samples_of_both)} sample-steps"
     return (
         f"{_capitalized(row.arm)} {cost}. Its last-epoch accuracy, "
         f"{_percent(row.accuracy_last, 2)}, is {_size(row.last_difference, 'full training')}: "
@@ -216,6 +222,12 @@ def _control(group: Group, name: str, row: Row, difference: Difference, margin: 
         control_name = _random_control(method, control)
     elif row.arm == MATCHED:
         control_name = _matched_control(method, control)
+    elif row.arm == SECOND and row.samples_of_both is not None:
+        ratio = row.samples_of_both / method.summary.samples_trained
+        control_name = (
+            f"A second training without the suspects of full training, at {ratio:.2f} times the "
+            f"sample-steps for both (not a control of equal cost),"
+        )
     elif not is_shorter(row.arm):
         control_name = f"{_capitalized(row.arm)}, at {_cost(method, control)},"
     else:
