@@ -22,6 +22,7 @@ class IndexedItem(tuple[Any, Any]):
     """The pair ``(index, item)``, of a type of its own, so that collate functions recognise it."""
 
     __slots__ = ()
+    is_indexed = True  # For ``fineprune.labels``, which cannot import these types.
 
 
 def _are_columns(dataset: Any) -> bool:
@@ -51,6 +52,8 @@ class Indexed(Dataset[tuple[int, Any]]):
         TypeError: The data set is iterable-style, has no length, or is a dict with keys other than
             0 to N - 1.
     """
+
+    is_indexed = True
 
     def __init__(self, dataset: Any) -> None:
         if isinstance(dataset, Mapping) and set(dataset) != set(range(len(dataset))):

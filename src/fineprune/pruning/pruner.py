@@ -70,7 +70,7 @@ class Pruner(EpochLoop[EpochPlan]):
             -1 if it is unknown. By default, the data set's attribute ``targets`` or ``labels``, or
             the second of the two tensors of a ``TensorDataset``. ``keep_per_class`` requires
             labels. If no logits are recorded, ``Adaptive`` uses them to spare classes that are not
-            learned.
+            learned; if they are, labels other than those in the first batch are an error.
         seed: The seed of the order of the samples, as in ``DistributedSampler``, and of the random
             streams that break ties.
         batch_size: Number of samples per batch and rank. If it is given, an epoch that skips
@@ -170,6 +170,7 @@ class Pruner(EpochLoop[EpochPlan]):
         self._policy.bind_labels(labels)
         numbers = labels.astype(np.int64)  # In one form on all ranks.
         self._checks.labels_digest = zlib.crc32(numbers.data)
+        self._pruner_watch.given_labels = torch.from_numpy(numbers)
         if self._policy.known_labels is not None:
             every = torch.arange(self._num_samples)
             warn_of_other_labels(self._policy.known_labels, every, torch.from_numpy(numbers))

@@ -145,7 +145,10 @@ class RunReport:
         cost = FullCost(policy.epochs, steps)
         suspects: list[int] = []
         if watch is not None:
-            names = classes_of(self._dataset, watch.num_classes)
+            try:
+                names = classes_of(self._dataset, watch.num_classes)
+            except InputError:  # A page says it.
+                names = None
             suspects, advice = watch.so_far(_SUSPECTS, names, cost)
         else:
             advice = policy.advice(self.totals.epochs, cost)
