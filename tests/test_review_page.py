@@ -202,6 +202,7 @@ def test_the_names_of_the_classes_are_those_of_the_data_set(made, watch, tmp_pat
 
 def test_a_wrapper_that_merges_classes_has_no_names():
     merging: Any = Named(pictures())
+    merging.class_to_idx = {name: number for number, name in enumerate(merging.classes)}
     merging.target_transform = bool
     assert classes_of(merging, 2) is None
 

@@ -66,31 +66,27 @@ def _names_within(dataset: Any) -> tuple[dict[int, str], bool]:
 def own_names(dataset: Any) -> dict[int, str]:
     """Return the name of each class by the number of its label; empty if this is not certain.
 
-    The attribute ``class_to_idx`` says it; without it, the order of the attribute ``classes`` or of
-    the names in Hugging Face's column ``label`` or ``labels``. All of them are before
-    ``target_transform``, which must keep the classes apart.
+    The attribute ``class_to_idx`` says it, before ``target_transform``, which must keep the classes
+    apart; without it, the order of the attribute ``classes`` or of the names in Hugging Face's
+    column ``label`` or ``labels``.
     """
     numbered = getattr(dataset, "class_to_idx", None)
-    pairs: list[tuple[Any, Any]] = []
-    if isinstance(numbered, Mapping):
-        pairs = [(number, name) for name, number in numbered.items()]
-    else:
+    if not isinstance(numbered, Mapping):
         features = getattr(dataset, "features", None)
         columns = features if isinstance(features, Mapping) else {}
         column = columns.get("label", columns.get("labels"))
-        for names in (getattr(dataset, "classes", None), getattr(column, "names", None)):
-            if not pairs and isinstance(names, list | tuple | np.ndarray):
-                pairs = list(enumerate(names))
+        named = (getattr(dataset, "classes", None), getattr(column, "names", None))
+        lists = (names for names in named if isinstance(names, list | tuple | np.ndarray))
+        return dict(enumerate(map(str, next(lists, ()))))
     transform = getattr(dataset, "target_transform", None) or (lambda number: number)
     try:
         with same_random_numbers():
-            labels, again = ([int(transform(number)) for number, _ in pairs] for _ in range(2))
+            labels, again = ([int(transform(n)) for n in numbered.values()] for _ in range(2))
     except Exception:  # Whatever a user's own function raises.
         return {}
     if labels != again or len(set(labels)) < len(labels):
         return {}
-    named = {label: str(name) for label, (_, name) in zip(labels, pairs, strict=True)}
-    return {label: name for label, name in named.items() if label >= 0}
+    return {label: str(name) for label, name in zip(labels, numbered, strict=True) if label >= 0}
 
 
 def unambiguous(classes: Sequence[str]) -> list[str]:
