@@ -63,7 +63,8 @@ class Pruner(EpochLoop[EpochPlan]):
 
     Args:
         dataset_or_length: The map-style data set; or the number of samples N, for a loop that
-            indexes its own arrays with ``sampler.order()``.
+            indexes its own arrays with ``sampler.order()``. An index must mean the same sample in
+            each epoch, which cannot be checked if only losses are recorded.
         policy: The policy that chooses the samples. The pruner works on a copy of it that has
             learned nothing.
         labels: The class of each sample: integers, shape (N,), as a sequence, an array or a tensor;
