@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tarfile
@@ -271,6 +272,65 @@ def test_labels_with_a_point_are_names_in_a_text_and_told(tmp_path, caplog):
     assert not caplog.records
     with pytest.raises(InputError, match=r"expected a label in line 3 .*, got nan"):
         load_index(written("1.0", "nan", "0.0"))
+
+
+@pytest.mark.parametrize("form", ["-1", " -1", "-1.0"])
+def test_images_with_the_label_minus_one_are_left_out(form, tmp_path, caplog):
+    write_folder(tmp_path / "files", 2)
+    name, source = f"files/bright/0000{image_bytes(0)[1]}", tmp_path / "list.csv"
+    for labels in (("10", form, "9", form, "2"), ("b", form, "a")):
+        rows = "".join(f"{name},{label}\n" for label in labels)
+        source.write_text(f"path,label\n{rows}")
+        caplog.clear()
+        index = load_index(source)
+        kept = [label for label in labels if label != form]
+        assert [index.classes[label] for label in index.labels] == kept
+        assert list(index.classes) == kept[::-1]
+        (said,) = caplog.messages
+        left_out = len(labels) - len(kept)
+        assert f"left out {left_out} images with the label -1, which stands for none" in said
+    source.write_text(f"path,label\n{name},-1\n")
+    with pytest.raises(InputError, match=r"expected images in .*, got only 1 without"):
+        load_index(source)
+
+
+def test_images_in_shards_with_the_label_minus_one_are_left_out(tmp_path, caplog):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number, label in enumerate((b"3", b"-1", b"1")):
+            add(archive, f"{number}.jpg", image_bytes(0)[0])
+            add(archive, f"{number}.cls", label)
+    index = load_index(tmp_path / "a.tar")
+    assert (index.classes, index.labels.tolist()) == (("1", "3"), [1, 0])
+    assert "left out 1 images" in caplog.text
+
+
+def test_classes_that_differ_in_capitals_or_spaces_are_said(tmp_path, caplog):
+    root = write_folder(tmp_path / "files", 6)
+    for number, name in enumerate(("Dark", "dark ")):
+        (root / name).mkdir()
+        (root / name / f"{number}.png").write_bytes(image_bytes(0)[0])
+    assert len(load_index(root).classes) == 4
+    (said,) = caplog.messages
+    assert re.search(
+        r"2 names of classes .* such as 'Dark' \(.*\) and 'dark' \(.*\): give them", said
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "others"), [("train", ["test", "val"]), ("Training", ["Testing"])]
+)
+def test_a_folder_of_parts_names_the_folder_to_use(train, others, tmp_path):
+    for name in (train, *others):
+        write_folder(tmp_path / "data" / name, 2)
+    with pytest.raises(InputError, match="expected one folder per class") as raised:
+        load_index(tmp_path / "data")
+    told = re.search("train on (.*), and test on (.*)", str(raised.value))
+    assert told
+    assert told.groups() == tuple(str(tmp_path / "data" / name) for name in (train, others[0]))
+    for folder in told.groups():
+        assert load_index(Path(folder)).classes == ("bright", "dark")
+    # A train may be a class.
+    assert "train" in load_index(write_folder(tmp_path / "more" / "train", 2).parent).classes
 
 
 def test_a_class_whose_number_is_written_in_two_ways_is_refused(tmp_path):

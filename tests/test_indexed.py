@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fineprune as fp
@@ -147,3 +154,52 @@ def test_a_tuple_of_arrays_is_no_data_set_of_two_samples():
     with pytest.raises(TypeError, match=r"a tuple of 2 arrays: give TensorDataset\(x, y\)"):
         fp.Pruner((torch.zeros(8, 3), torch.zeros(8)), fp.FullData(1), batch_size=4)
     assert fp.Indexed(((torch.zeros(3), 0), (torch.zeros(3), 1)))[1][1][1] == 1
+
+
+class Sparse(Dicts):
+    """A data set some of whose files cannot be read."""
+
+    def __getitem__(self, index):
+        return None if index % 4 == 1 else super().__getitem__(index)
+
+
+def without_none(items):
+    return default_collate([item for item in items if item is not None])
+
+
+@pytest.mark.parametrize("key", [None, "row"])
+def test_samples_that_a_collate_function_leaves_out_have_no_index(key):
+    pruner = fp.Pruner(Sparse(), fp.FullData(1), batch_size=4)
+    collate = fp.IndexedCollate(without_none, key)
+
+    def trained():
+        for _ in pruner.epochs():
+            for batch in pruner.loader(collate_fn=collate):
+                index, x = (batch["row"], batch["x"]) if key else (batch[0], batch[1]["x"])
+                assert x.flatten().tolist() == index.tolist()
+                pruner.record(index, torch.rand(len(index)))
+                yield from index.tolist()
+
+    with pytest.warns(RuntimeWarning, match="epoch 0 recorded 9 samples, but its plan keeps 12"):
+        seen = list(trained())
+    assert sorted(seen) == [index for index in range(12) if index % 4 != 1]
+    with pytest.raises(InputError, match="got None for all 1 of them"):
+        collate([fp.Indexed(Sparse())[1]])
+
+
+def test_a_taken_key_can_be_replaced_as_the_error_says():
+    def collate(items):
+        return {"index": 7, "number": len(items)}
+
+    batch = [fp.Indexed(Dicts())[2]]
+    with pytest.raises(InputError, match="give IndexedCollate another key"):
+        fp.IndexedCollate(collate, key="index")(batch)
+    assert fp.IndexedCollate(collate, key="row")(batch)["row"].tolist() == [2]
+
+
+@pytest.mark.parametrize("data", [Dicts(), Batched()])
+@pytest.mark.parametrize("index", [(0, 3), "a", 1.5])
+def test_a_sampler_of_anything_else_than_indices_is_one_error(data, index):
+    with pytest.raises(InputError, match="expected a sampler that yields the index") as error:
+        next(iter(DataLoader(fp.Indexed(data), batch_size=2, sampler=[index, index])))
+    assert "\n" not in str(error.value)

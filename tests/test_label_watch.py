@@ -521,7 +521,7 @@ GOOD = (torch.arange(4), torch.zeros(4, CLASSES), torch.zeros(4, dtype=torch.int
         (1, torch.zeros(4), "logits of shape"),
         (1, torch.zeros(4, 3, CLASSES), "logits of shape"),
         (1, torch.zeros(4, CLASSES, dtype=torch.int64), "floating-point logits"),
-        (2, torch.zeros(4, CLASSES), r"such as labels\.argmax\(1\)"),
+        (2, torch.zeros(4, CLASSES), r"labels\.argmax\(1\) if each row is one-hot"),
         (2, torch.zeros(4), "whole numbers"),
         (2, torch.full((4,), -1), "records out of range"),
         (0, ["a.png", "b.png", "c.png", "d.png"], "expected indices as whole numbers.*'a.png'"),
@@ -548,6 +548,26 @@ def test_one_class_per_pixel_cannot_be_watched():
     pixels = torch.zeros(4, CLASSES, 2, 2), torch.zeros(4, 2, 2, dtype=torch.int64)
     with pytest.raises(InputError, match="one class to a whole sample"):
         fp.LabelWatch(N, CLASSES).record(torch.arange(4), *pixels)
+
+
+@pytest.mark.parametrize("form", ["column", "one-hot"])
+def test_labels_of_two_dimensions_are_told_how_to_become_classes(form):
+    index, logits, labels = *GOOD[:2], torch.tensor([2, 0, 1, 3])
+    given = labels[:, None] if form == "column" else torch.eye(CLASSES)[labels].long()
+    watch = fp.LabelWatch(N, CLASSES)
+    with pytest.raises(InputError) as caught:
+        watch.record(index, logits, given)
+    (told,) = re.findall(r"labels\.\w+\(1\)", str(caught.value))
+    watch.record(index, logits, eval(told, {"labels": given}))
+    assert torch.equal(watch.labels()[index], labels)
+
+
+def test_an_index_that_means_another_sample_in_each_epoch_is_noticed():
+    watch = fp.LabelWatch(4, 2)
+    for labels in ([0, 1, 0, 1], [1, 0, 0, 1]):
+        watch.record(torch.arange(4), torch.randn(4, 2), torch.tensor(labels))
+    with pytest.raises(InputError, match="label"):
+        watch.suspects()
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])

@@ -69,6 +69,18 @@ def test_ignored_pixels_do_not_lower_the_loss_of_an_image():
     assert usual.item() == pytest.approx(reduced[0].item())
 
 
+@pytest.mark.parametrize("ignored", [255, -1])
+def test_pixels_that_the_loss_ignored_need_the_same_ignore_index(ignored):
+    logits, target = torch.randn(2, CLASSES, 4, 5), torch.randint(0, CLASSES, (2, 4, 5))
+    target[:, :3] = ignored
+    losses = F.cross_entropy(logits, target, ignore_index=ignored, reduction="none")
+    with pytest.raises(InputError, match=f"label {ignored} have the loss 0") as error:
+        fp.reduce_pixels(losses, target)
+    (told,) = re.findall(r"ignore_index=(-?\d+)", str(error.value))
+    reduced = fp.reduce_pixels(losses, target, ignore_index=int(told))
+    assert reduced.tolist() == pytest.approx(losses[:, 3:].flatten(1).mean(1).tolist())
+
+
 def test_no_class_of_a_mask_of_bytes_is_ignored_by_default():
     losses, target = torch.rand(2, 4, 5), torch.randint(0, 256, (2, 4, 5))
     target[0, 0] = 156  # -100 as a byte

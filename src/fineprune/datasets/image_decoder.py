@@ -7,7 +7,8 @@ less time: the decoder then computes the mean of 2x2, 4x4 or 8x8 pixels.
 
 Pixels are resized by torch with bilinear interpolation and antialiasing: if the image becomes
 smaller, a result depends on all pixels under it, as with ``Image.resize`` of Pillow. Colours
-become RGB. The orientation that a camera writes into a file (EXIF) is not applied.
+become RGB, with eight bits each. The orientation that a camera writes into a file (EXIF) is not
+applied.
 """
 
 import importlib
@@ -103,7 +104,9 @@ def _decode_any(content: bytes, choose: Choose, size: int) -> torch.Tensor:
             scale = _scale(crop, size)
             if scale > 1:  # Only the decoder of JPEG can do this; the others ignore it.
                 image.draft("RGB", (width // scale, height // scale))
-            pixels = _rgb(image.crop(_box(crop, round(width / image.size[0]))))
+            whole = _eight_bits(image) if image.mode.startswith("I") else image
+            part = whole.crop(_box(crop, round(width / image.size[0])))
+            pixels = np.array(part if part.mode == "RGB" else part.convert("RGB"))
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
@@ -113,12 +116,27 @@ def _decode_any(content: bytes, choose: Choose, size: int) -> torch.Tensor:
     return _resized(pixels, size, crop.flip)
 
 
-def _rgb(image: Any) -> Pixels:
-    if image.mode.startswith("I;16"):
-        # Pillow would clip values above 255 instead of scaling them.
-        grey = (np.asarray(image) >> 8).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+def has_more_bits(content: bytes) -> bool:
+    """Return whether an image has more than eight bits per pixel, of which eight are kept."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            return image.mode.startswith("I")
+    except Exception:  # A broken file is said when it is used.
+        return False
+
+
+def _eight_bits(image: Any) -> Any:
+    """Return the eight highest bits of 16 or, in an image with values below 4096, of 12.
+
+    Pillow would make all values above 255 white.
+    """
+    from PIL import Image
+
+    values = np.asarray(image)
+    shift = 4 if values.max(initial=0) < 1 << 12 else 8
+    return Image.fromarray((values >> shift).astype(np.uint8))
 
 
 def _scale(crop: Crop, size: int) -> int:

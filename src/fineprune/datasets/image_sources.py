@@ -68,14 +68,31 @@ class Found:
 _WHOLE = re.compile(r"[0-9]+(\.0+)?")
 _GAP = "nan"
 
+# By convention, the label of an image without one.
+_NO_LABEL = re.compile(r"-1(\.0+)?")
+
+# Folders that are parts of a data set, and no classes.
+_TRAIN = ("train", "training")
+_HELD_OUT = ("val", "valid", "validation", "test", "testing")
+
 
 @dataclass
 class _Labels:
     """Collects the labels of images, which are names until all of them are known."""
 
+    source: Path
+    unlabelled: int = 0
     numbers: dict[str, int] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
     given: "array[int]" = field(default_factory=lambda: array("i"))
+
+    def add(self, name: str, place: str) -> bool:
+        """Add the label of an image; return False if it stands for none, which is counted."""
+        if _NO_LABEL.fullmatch(name):
+            self.unlabelled += 1
+            return False
+        self.given.append(self.number(name, place))
+        return True
 
     def number(self, name: str, place: str) -> int:
         """Return the provisional number of a class."""
@@ -85,7 +102,7 @@ class _Labels:
             self.places.append(place)
         return known
 
-    def check_numbers(self, path: Path) -> None:
+    def check_numbers(self) -> None:
         """Refuse or report labels of a list that are probably meant to be other numbers."""
         whole = [name for name in self.numbers if _WHOLE.fullmatch(name)]
         if _GAP in self.numbers and len(whole) == len(self.numbers) - 1:
@@ -107,7 +124,7 @@ class _Labels:
             _LOGGER.warning(
                 "%s has labels such as %s, which are names, and sorted as text: write whole "
                 "numbers without a point, since these are sorted and kept as numbers",
-                *(path, pointed),
+                *(self.source, pointed),
             )
 
     def finish(self) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.int32]]:
@@ -121,6 +138,7 @@ class _Labels:
                     f"expected one name for each class, got two Unicode forms of one: "
                     f"{other!a} in {first} and {name!a} in {second}: rename one of them"
                 )
+        self._say_what_is_alike()
         if all(name.isascii() and name.isdigit() for name in self.numbers):
             # By their values, also those with more digits than Python converts.
             digits = {name: name.lstrip("0") for name in self.numbers}
@@ -130,7 +148,28 @@ class _Labels:
         order = np.empty(len(classes), np.int32)
         order[[self.numbers[name] for name in classes]] = np.arange(len(classes), dtype=np.int32)
         places = tuple(self.places[self.numbers[name]] for name in classes)
+        if self.unlabelled:
+            _LOGGER.warning(
+                "%s: left out %d images with the label -1, which stands for none",
+                *(self.source, self.unlabelled),
+            )
         return tuple(classes), places, order[np.frombuffer(self.given, np.int32)]
+
+    def _say_what_is_alike(self) -> None:
+        """Report classes that may be one: handwritten letters are not, other names mostly are."""
+        alike: dict[str, str] = {}
+        pairs = [
+            (other, name)
+            for name in self.numbers
+            if (other := alike.setdefault(name.casefold().strip(), name)) != name
+        ]
+        if pairs:
+            first, second = (self.places[self.numbers[name]] for name in pairs[0])
+            _LOGGER.warning(
+                "%s: %d names of classes differ from another one only in capitals or spaces, such "
+                "as %r (%s) and %r (%s): give them one name if they are one class",
+                *(self.source, len(pairs), pairs[0][0], first, pairs[0][1], second),
+            )
 
 
 @dataclass
@@ -211,13 +250,14 @@ def shards_of(source: Path) -> list[Path]:
 
 
 def _scan_folder(root: Path) -> Found:
-    labels, paths = _Labels(), _Paths()
+    labels, paths = _Labels(root), _Paths()
     stamp = [_folder_stamp(root, "")]
     top = _visible(root)
     folders = [entry.name for entry in top if entry.is_dir()]
     ignored = len(top) - len(folders)
     if not folders:
         raise InputError(f"expected one folder per class with its images in {root}, found none")
+    _check_no_parts(root, folders)
     for name in folders:
         number = labels.number(_text(name, root), str(root / name))
         before = len(paths.ends)
@@ -232,6 +272,17 @@ def _scan_folder(root: Path) -> Found:
     classes, places, numbers = labels.finish()
     arrays = {"labels": numbers, **paths.arrays()}
     return Found(classes, places, str(root), (), arrays, ignored, stamp)
+
+
+def _check_no_parts(root: Path, folders: list[str]) -> None:
+    """Raise InputError if folders hold parts of a data set rather than classes."""
+    train = next((name for name in folders if name.lower() in _TRAIN), None)
+    held_out = [name for name in folders if name.lower() in _HELD_OUT]
+    if train is not None and held_out:
+        raise InputError(
+            f"expected one folder per class in {root}, got {', '.join([train, *held_out])}, which "
+            f"are parts of a data set: train on {root / train}, and test on {root / held_out[0]}"
+        )
 
 
 def _scan_class(root: Path, folder: str, paths: _Paths, stamp: Stamp) -> int:
@@ -256,7 +307,7 @@ def _scan_class(root: Path, folder: str, paths: _Paths, stamp: Stamp) -> int:
 def _read_list(path: Path) -> Found:
     stamp = [_file_stamp(path)]
     rows = {".csv": _csv_rows, ".parquet": _parquet_rows, ".txt": _text_rows}[path.suffix]
-    labels, paths = _Labels(), _Paths()
+    labels, paths = _Labels(path), _Paths()
     base = path.parent
     try:
         for line, name, label in rows(path):
@@ -264,7 +315,8 @@ def _read_list(path: Path) -> Found:
                 raise InputError(
                     f"expected a path and a label in {line} of {path}, got {name!r} and {label!r}"
                 )
-            labels.given.append(labels.number(label, f"{line} of {path}"))
+            if not labels.add(label, f"{line} of {path}"):
+                continue
             paths.add(os.fsencode(name))
             # The rest is found out while training, because 10 million files take too long here.
             if len(paths.ends) == 1 and not (base / name).is_file():
@@ -275,8 +327,11 @@ def _read_list(path: Path) -> Found:
     except (OSError, UnicodeError, csv.Error) as error:
         raise InputError(f"expected a list of images in {path}, cannot read it: {error}") from error
     if not len(paths.ends):
-        raise InputError(f"expected images in {path}, got an empty list")
-    labels.check_numbers(path)
+        found = (
+            f"only {labels.unlabelled} without a label" if labels.unlabelled else "an empty list"
+        )
+        raise InputError(f"expected images in {path}, got {found}")
+    labels.check_numbers()
     classes, places, numbers = labels.finish()
     arrays = {"labels": numbers, **paths.arrays()}
     return Found(classes, places, str(base), (), arrays, 0, stamp)
@@ -367,7 +422,7 @@ def _wrong_header(path: Path, header: Iterable[str]) -> InputError:
 def _scan_shards(source: Path, shards: list[Path]) -> Found:
     stamp = [_file_stamp(shard) for shard in shards]
     base = shards[0].parent
-    labels = _Labels()
+    labels = _Labels(source)
     numbers, starts, sizes = array("i"), array("q"), array("q")
     ignored = 0
     for number, shard in enumerate(shards):
@@ -389,7 +444,8 @@ def _scan_shards(source: Path, shards: list[Path]) -> Found:
                 if label is None:
                     raise _no_label(shard, sample)
                 place = f"{sample.key}.cls of {shard}"
-                labels.given.append(labels.number(_decoded(label, place), place))
+                if not labels.add(_decoded(label, place), place):
+                    continue
                 numbers.append(number)
                 starts.append(image[0])
                 sizes.append(image[1])

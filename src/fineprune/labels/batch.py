@@ -115,10 +115,12 @@ def _remedy(index: Tensor, logits: Tensor, labels: Tensor, num_classes: int) -> 
         )
     if labels.ndim > 1 and logits.ndim > 2:
         return "only networks that give one class to a whole sample can be watched"
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return "give record one label per sample, labels.squeeze(1)"
     if labels.ndim > 1:
         return (
-            "give record one label per sample, such as labels.argmax(1) if they are one-hot; "
-            "samples with several classes cannot be watched"
+            "give record one label per sample, labels.argmax(1) if each row is one-hot; samples "
+            "with several classes cannot be watched"
         )
     if index.ndim == logits.ndim - 1 == labels.ndim == 0:
         return "give record a batch of one sample: index[None], logits[None] and labels[None]"

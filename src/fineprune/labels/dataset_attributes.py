@@ -4,15 +4,15 @@ import contextlib
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from fineprune.errors import warn_user
+from fineprune.errors import InputError, shown, warn_user
 
 
 @contextlib.contextmanager
@@ -27,50 +27,66 @@ def same_random_numbers() -> Iterator[None]:
         random.setstate(before[2])
 
 
-def classes_of(dataset: Any, number: int) -> Sequence[str] | None:
-    """Return the names of at least so many classes, if a data set has them.
+def classes_of(dataset: Any, number: int) -> list[str] | None:
+    """Return the names of so many classes by the numbers of their labels, if a data set has them.
 
-    They are its attribute ``classes``, or those of Hugging Face's column ``label`` or ``labels``,
-    or else those of the data set that it wraps, such as a ``Subset`` does. They must be exactly as
-    many where classes may have been merged: by a wrapper, or by a ``target_transform``.
+    They are those of ``own_names``, or else of the data set that it wraps, as ``Subset`` does. A
+    class that ``class_to_idx`` does not name has its number as its name. Otherwise, they must be
+    exactly as many, since a shorter list may number the classes in another way.
+
+    Raises:
+        InputError: The data set names more classes.
     """
-    found = _own_classes(dataset)
-    may_merge = getattr(dataset, "target_transform", None) is not None
-    if len(found) == number or (len(found) > number and not may_merge):
-        return found
-    while (dataset := getattr(dataset, "dataset", None)) is not None:
-        found = _own_classes(dataset)
-        if len(found) == number:
-            return found
-    return None
+    named, by_number = _names_within(dataset)
+    if any(label >= number for label in named):
+        some = ", ".join(f"{label}: {named[label]}" for label in sorted(named)[:3])
+        raise InputError(
+            f"expected a data set that names only the classes 0 to {number - 1} of the watch, got "
+            f"{len(named)} names, up to class {max(named)} ({some}, ...): give names=[...], one "
+            f"for each of the {number} classes, or make the watch with num_classes={max(named) + 1}"
+        )
+    if len(named) < number and not (named and by_number):
+        return None
+    return [named.get(label, str(label)) for label in range(number)]
 
 
-def _own_classes(dataset: Any) -> Sequence[str]:
-    features = getattr(dataset, "features", None)
-    columns = features if isinstance(features, Mapping) else {}
-    column = columns.get("label", columns.get("labels"))
-    named = (getattr(dataset, "classes", None), getattr(column, "names", None))
-    names = next((names for names in named if isinstance(names, list | tuple)), ())
-    return as_numbered(names, dataset)
+def _names_within(dataset: Any) -> tuple[dict[int, str], bool]:
+    """Return the names by number, and whether these are certain: by the ``class_to_idx`` of data
+    whose labels no wrapper can have changed."""
+    named, inner = own_names(dataset), getattr(dataset, "dataset", None)
+    if named:
+        return named, isinstance(getattr(dataset, "class_to_idx", None), Mapping)
+    if isinstance(dataset, ConcatDataset):
+        first, *rest = map(_names_within, dataset.datasets)
+        return first if all(other == first for other in rest) else ({}, False)
+    named, by_number = ({}, False) if inner is None else _names_within(inner)
+    return named, by_number and _keeps_items(dataset)
 
 
-def as_numbered(names: Sequence[str], dataset: Any) -> Sequence[str]:
-    """Return the names of the classes in the order in which a data set numbers its labels.
+def own_names(dataset: Any) -> dict[int, str]:
+    """Return the name of each class by the number of its label; empty if this is not certain.
 
-    The data sets of torchvision name the classes before ``target_transform``, which may give them
-    other numbers: folders named 1 to 10 are sorted as 1, 10, 2, for example.
+    The attribute ``class_to_idx`` says it, before ``target_transform``, which must keep the classes
+    apart; without it, the order of the attribute ``classes`` or of the names in Hugging Face's
+    column ``label`` or ``labels``.
     """
-    transform = getattr(dataset, "target_transform", None)
-    if transform is None or not hasattr(dataset, "class_to_idx"):
-        return names
+    numbered = getattr(dataset, "class_to_idx", None)
+    if not isinstance(numbered, Mapping):
+        features = getattr(dataset, "features", None)
+        columns = features if isinstance(features, Mapping) else {}
+        column = columns.get("label", columns.get("labels"))
+        named = (getattr(dataset, "classes", None), getattr(column, "names", None))
+        lists = (names for names in named if isinstance(names, list | tuple | np.ndarray))
+        return dict(enumerate(map(str, next(lists, ()))))
+    transform = getattr(dataset, "target_transform", None) or (lambda number: number)
     try:
         with same_random_numbers():
-            numbers, again = ([int(transform(n)) for n in range(len(names))] for _ in range(2))
+            labels, again = ([int(transform(n)) for n in numbered.values()] for _ in range(2))
     except Exception:  # Whatever a user's own function raises.
-        return names
-    if numbers != again or sorted(numbers) != list(range(len(names))):
-        return names
-    return [name for _, name in sorted(zip(numbers, names, strict=True))]
+        return {}
+    if labels != again or len(set(labels)) < len(labels):
+        return {}
+    return {label: str(name) for label, name in zip(labels, numbered, strict=True) if label >= 0}
 
 
 def unambiguous(classes: Sequence[str]) -> list[str]:
@@ -96,24 +112,113 @@ def unambiguous(classes: Sequence[str]) -> list[str]:
     return clear
 
 
+def as_keys(keys: Any) -> list[str]:
+    """Return a name for each sample, by position, as text.
+
+    Args:
+        keys: A list, an array, a column or index of pandas, or a dict by the number of the sample.
+
+    Raises:
+        InputError: They are something else, or not all different.
+    """
+    if isinstance(keys, Mapping):
+        if set(keys) != set(range(len(keys))):
+            raise InputError(
+                f"expected keys in a dict by the numbers 0 to {len(keys) - 1} of the samples, got "
+                f"{shown(', '.join(map(str, list(keys)[:3])))}: give a list in the order of the "
+                f"data set"
+            )
+        keys = [keys[number] for number in range(len(keys))]
+    if isinstance(keys, str | bytes | set | frozenset) or not hasattr(keys, "__len__"):
+        raise InputError(
+            f"expected keys as a list in the order of the data set, got {type(keys).__name__}"
+        )
+    found = list(map(str, _values(keys)))
+    if len(set(found)) < len(found):
+        twice, times = Counter(found).most_common(1)[0]
+        raise InputError(
+            f"expected a unique key for each sample, got {twice!r} for {times} samples: give keys "
+            f"such as paths below one folder"
+        )
+    return found
+
+
+def keys_of(dataset: Any) -> list[str] | None:
+    """Return what names each sample, if a data set says it.
+
+    That is its attribute ``keys``, or the path of each file below the folder of torchvision's
+    ``ImageFolder``. Wrappers that keep the items have the keys of what they wrap, if these are one
+    for each sample and all different.
+    """
+    own = _own_keys(dataset)
+    found = _of_each_sample(dataset, _keys_or_paths) if own is None else own
+    return found if own is not None or found is None or len(set(found)) == len(found) else None
+
+
+def _own_keys(dataset: Any) -> list[str] | None:
+    keys = getattr(dataset, "keys", None)
+    if callable(keys) or isinstance(keys, str) or not hasattr(keys, "__len__"):
+        return None  # Such as the method of a dict.
+    return list(map(str, _values(keys)))
+
+
+def _keys_or_paths(dataset: Any) -> list[str] | None:
+    own = _own_keys(dataset)
+    samples, root = (getattr(dataset, name, None) for name in ("samples", "root"))
+    if own is not None or not (isinstance(samples, list) and isinstance(root, str | os.PathLike)):
+        return own
+    folder = os.path.join(os.fspath(root), "")
+    paths = [sample[0] for sample in samples if isinstance(sample, tuple)]
+    if len(paths) < len(samples) or not all(str(path).startswith(folder) for path in paths):
+        return None
+    return [str(path)[len(folder) :].replace(os.sep, "/") for path in paths]
+
+
+def _keeps_items(dataset: Any) -> bool:
+    """Return whether a data set has the same items as those that it wraps, or some of them."""
+    # The class ``Indexed`` says it of itself, because it cannot be imported here.
+    return isinstance(dataset, Subset | ConcatDataset) or getattr(
+        type(dataset), "is_indexed", False
+    )
+
+
+def _of_each_sample(dataset: Any, read: Callable[[Any], Any]) -> Any:
+    """Return what ``read`` finds in a data set or, for each sample, in those that it wraps.
+
+    None if it finds nothing, or not one value for each sample of a wrapped data set.
+    """
+    found = read(dataset)
+    if found is not None or not _keeps_items(dataset):
+        return found
+    parts: list[Any] = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset.dataset]
+    values: list[Any] = []
+    for part in parts:
+        of_part = _of_each_sample(part, read)
+        if not hasattr(of_part, "__len__") or len(of_part) != len(part):
+            return None  # Nothing, or something else, such as the names of the classes.
+        values.extend(_values(of_part))
+    return [values[i] for i in dataset.indices] if isinstance(dataset, Subset) else values
+
+
 def given_labels(dataset: Any) -> Any:
     """Return what a data set gives as the label of each sample, unchecked; None if it gives none.
 
     This is the attribute ``targets`` or ``labels``, as in the data sets of torchvision, whose
-    ``target_transform`` is applied; or the second of two tensors of a ``TensorDataset``. A
-    ``Subset`` has those of the data set of which it is a part. Others may change the labels of what
-    they wrap.
+    ``target_transform`` is applied; or the second of two tensors of a ``TensorDataset``. Wrappers
+    that keep the items have those of what they wrap. Others may change the labels.
+
+    Raises:
+        InputError: The attribute ``samples`` of a data set has other labels than ``targets``.
     """
-    if isinstance(dataset, Subset):
-        whole = given_labels(dataset.dataset)
-        if not hasattr(whole, "__len__") or len(whole) != len(dataset.dataset):  # type: ignore[arg-type]
-            return whole  # None, or something else, such as the names of the classes.
-        values = _values(whole)
-        return [values[index] for index in dataset.indices]
+    return _of_each_sample(dataset, _own_labels)
+
+
+def _own_labels(dataset: Any) -> Any:
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[1].cpu() if len(dataset.tensors) == 2 else None
     found = (getattr(dataset, attribute, None) for attribute in ("targets", "labels"))
     given = next((labels for labels in found if labels is not None), None)
+    _check_samples(dataset, given)
     transform = getattr(dataset, "target_transform", None)
     if given is None or transform is None:
         return given
@@ -121,57 +226,51 @@ def given_labels(dataset: Any) -> Any:
     return [transform(target) for target in _values(given)]
 
 
+def _check_samples(dataset: Any, given: Any) -> None:
+    """Raise InputError if the pairs (path, label) of an ``ImageFolder`` have other labels."""
+    samples = getattr(dataset, "samples", None)
+    if not isinstance(samples, list) or not isinstance(given, list | np.ndarray | torch.Tensor):
+        return
+    listed = [pair[1] for pair in samples if isinstance(pair, tuple) and len(pair) == 2]
+    values = list(_values(given))
+    both = (*listed, *values)
+    if len(listed) < len(samples) or not all(isinstance(label, int) for label in both):
+        return
+    if listed != values:
+        place = next(
+            (i for i, (one, other) in enumerate(zip(listed, values, strict=False)) if one != other),
+            min(len(listed), len(values)),
+        )
+        raise InputError(
+            f"expected the attributes samples and targets of the data set to give the same labels, "
+            f"got different ones from sample {place} on ({len(listed)} and {len(values)} labels): "
+            f"set dataset.targets = [label for _, label in dataset.samples]"
+        )
+
+
 def _values(given: Any) -> Any:
-    """Return Python's values of an array or a tensor; any other collection as it is."""
+    """Return Python's values of an array, a tensor or a column; other collections as they are."""
     return given.tolist() if hasattr(given, "tolist") else given
-
-
-def _transforms_labels(dataset: Any) -> bool:
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return getattr(dataset, "target_transform", None) is not None
 
 
 def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
     """Return the class of each sample, int64, shape (N,).
 
     None if no whole numbers are given, or others each time, as by a random ``target_transform``.
+
+    Raises:
+        InputError: As for ``given_labels``.
     """
     try:
         with same_random_numbers():
-            given = given_labels(dataset)
-            again = given_labels(dataset) if _transforms_labels(dataset) else given
+            given, again = given_labels(dataset), given_labels(dataset)
         if np.ndim(given[0]):  # Such as masks, which are many numbers.
             return None
         labels = np.asarray(given)
         same = again is given or np.array_equal(labels, np.asarray(again))
+    except InputError:
+        raise
     except Exception:  # Whatever a user's own function raises; ragged; on another device.
         return None
     whole_numbers = labels.dtype.kind in "iu" and labels.shape == (len(dataset),)
     return labels.astype(np.int64) if whole_numbers and same else None
-
-
-def keys_of(dataset: Any) -> tuple[str, ...] | None:
-    """Return what names each sample, if a data set says it.
-
-    That is its attribute ``keys``, or the path of each file below the folder of torchvision's
-    ``ImageFolder``. A ``Subset`` has those of the data set of which it is a part, if they are one
-    for each sample and all different.
-    """
-    keys = getattr(dataset, "keys", None)
-    if isinstance(keys, Sequence | np.ndarray) and not isinstance(keys, str):
-        return tuple(map(str, keys))
-    if isinstance(dataset, Subset):
-        whole = keys_of(dataset.dataset)
-        if whole is None or len(whole) != len(dataset.dataset):  # type: ignore[arg-type]
-            return None
-        part = tuple(whole[index] for index in dataset.indices)
-        return part if len(set(part)) == len(part) else None
-    samples, root = (getattr(dataset, name, None) for name in ("samples", "root"))
-    if not (isinstance(samples, list) and isinstance(root, str | os.PathLike)):
-        return None
-    folder = os.path.join(os.fspath(root), "")
-    paths = [sample[0] for sample in samples if isinstance(sample, tuple)]
-    if len(paths) < len(samples) or not all(str(path).startswith(folder) for path in paths):
-        return None
-    return tuple(str(path)[len(folder) :].replace(os.sep, "/") for path in paths)

@@ -21,6 +21,7 @@ from fineprune.labels.batch import (
 )
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.dataset_attributes import (
+    as_keys,
     classes_of,
     keys_of,
     same_random_numbers,
@@ -131,7 +132,8 @@ class LabelWatch(Untraced):
         Args:
             index: The indices of the samples; integers, shape (B,).
             logits: The output of the network for them, before a softmax; floating point, shape
-                (B, C).
+                (B, C). With a margin at the label, as in CosFace and ArcFace, record them without
+                the margin, which makes right labels look wrong.
             labels: Their labels, the same in each epoch; integers, shape (B,). Records with the
                 label -100, which torch's losses ignore, are left out.
 
@@ -288,7 +290,7 @@ class LabelWatch(Untraced):
             names: The name of each class. By default, its number.
 
         Raises:
-            InputError: As for ``suspects``, or there are fewer names than classes.
+            InputError: As for ``suspects``, or there are fewer or more names than classes.
         """
         return facts_of(rank(self._usable(copied=True)), self._class_names(names))
 
@@ -298,7 +300,7 @@ class LabelWatch(Untraced):
         dataset: Any = None,
         *,
         names: Names | None = None,
-        keys: Sequence[str] | None = None,
+        keys: Any = None,
         show: Callable[[Any], Any] | None = None,
         most: int | None = None,
     ) -> None:
@@ -316,11 +318,12 @@ class LabelWatch(Untraced):
             dataset: The data set whose samples are shown: ``dataset[index]`` for each suspect.
                 Without it, the page has no pictures and texts.
             names: The name of each class, as a sequence or a dict by class number. By default,
-                those of the data set or, for a ``Subset``, of the whole data set (the attribute
-                ``classes``, or Hugging Face's column ``label``); without these, the class numbers.
-            keys: A name for each sample, such as its path; shape (N,). By default, the attribute
-                ``keys`` of the data set or the paths of torchvision's ``ImageFolder``; without
-                these, the indices.
+                those of the data set or of the one that it wraps (``class_to_idx``, ``classes``, or
+                Hugging Face's column ``label``); without these, the class numbers.
+            keys: A name for each sample, such as its path; shape (N,): a list, an array, a column
+                of pandas (in its order, whatever its index), or a dict by sample number. By
+                default, the attribute ``keys`` of the data set or the paths of torchvision's
+                ``ImageFolder``; without these, the indices.
             show: A function that turns ``dataset[index]`` into an image (a Pillow image, a tensor
                 or an array) or a text. By default, the first part of the item is shown if it is one
                 of these.
@@ -328,8 +331,9 @@ class LabelWatch(Untraced):
                 at least 20 and at most 500.
 
         Raises:
-            InputError: As for ``suspects``; there are fewer names than classes; the number of keys,
-                or of samples in the data set, is not N; or two samples have the same key.
+            InputError: As for ``suspects``; there are fewer or more names than classes; the number
+                of keys, or of samples in the data set, is not N; two samples have the same key; or
+                the data set contradicts itself about its labels.
         """
         if most is not None:
             most = check_whole_number("most", most, 0)
@@ -338,7 +342,9 @@ class LabelWatch(Untraced):
             most = min(max(ranking.num_suspects, FEWEST_REVIEWED), MOST_REVIEWED)
         if names is None:
             names = classes_of(dataset, self.num_classes)
-        if keys is None:
+        if keys is not None:
+            keys = as_keys(keys)
+        else:
             found = keys_of(dataset)  # The attribute may be of another kind, such as of columns.
             own = found is not None and len(found) == len(set(found)) == self.num_samples
             keys = found if own else None
@@ -363,17 +369,18 @@ class LabelWatch(Untraced):
                     f"expected a dict of class names by class number, 0 to {self.num_classes - 1}, "
                     f"got one without {missing[0]}, beginning with {dict(list(names.items())[:1])}"
                 )
-            names = [by_number[str(label)] for label in range(self.num_classes)]
+            known = [by_number.pop(str(label)) for label in range(self.num_classes)]
+            names = [*known, *by_number.values()]
         if isinstance(names, str | set | frozenset):  # The keys of a dict have an order.
             raise InputError(
                 f"expected the names of the classes as a list in class order, got a "
                 f"{type(names).__name__}"
             )
         named = [str(name) for name in names]
-        if len(named) < self.num_classes:
+        if len(named) != self.num_classes:
             raise InputError(
                 f"expected the names of {self.num_classes} classes, got {len(named)}: name every "
-                f"class, or leave names out"
+                f"class once, or leave names out"
             )
         return named
 

@@ -22,8 +22,9 @@ def view_of(item: Any) -> tuple[str | None, str | None]:
     """Return how to show a sample: a picture as a data URI, or a text.
 
     A picture is an image of Pillow, or a tensor or array of shape (height, width), (1 or 3, height,
-    width) or (height, width, 1 or 3). Whole numbers are taken as 0..255; others are scaled so that
-    the smallest is black and the largest is white. Everything else is shown as text.
+    width) or (height, width, 1 or 3). Whole numbers of 0..255 stay as they are; other pictures are
+    scaled so that the smallest number is black and the largest is white. Everything else is shown
+    as text.
     """
     if isinstance(item, tuple | list) and item:
         return view_of(item[0])
@@ -33,13 +34,10 @@ def view_of(item: Any) -> tuple[str | None, str | None]:
     if isinstance(item, str | bytes):
         return None, _short(item if isinstance(item, str) else item.decode("utf-8", "replace"))
     if hasattr(item, "thumbnail") and hasattr(item, "convert"):
-        mode = getattr(item, "mode", "")
-        if mode[:1] not in ("I", "F"):
+        if getattr(item, "mode", "")[:1] not in ("I", "F"):
             return _of_pillow(item), None
         # Pillow would clip values above 255 instead of scaling them.
-        values = np.asarray(item)
-        is_16_bit = mode.startswith("I;16")
-        item = (values >> 8).astype(np.uint8) if is_16_bit else values.astype(np.float32)
+        item = np.asarray(item).astype(np.float32)
     try:
         pixels = _pixels(item)
     except (TypeError, ValueError, RuntimeError):  # Torch has no such numbers, or they are nested.
@@ -95,6 +93,7 @@ def _pixels(item: Any) -> npt.NDArray[np.uint8] | None:
         return None
     whole = not values.is_floating_point()
     values = values.float().nan_to_num()
+    whole = whole and float(values.min()) >= 0 and float(values.max()) <= 255
     factor = LARGEST / max(values.shape[1:])
     if factor < 1:
         size = [max(1, round(side * factor)) for side in values.shape[1:]]

@@ -2,7 +2,6 @@
 
 import operator
 import os
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,6 @@ def cards_of(
                 f"expected a {what} of {samples} samples, got one of {number}: give that of "
                 f"the samples whose indices were recorded"
             )
-    if keys is not None and len(set(keys)) < len(keys):
-        twice, times = Counter(keys).most_common(1)[0]
-        raise InputError(
-            f"expected a unique key for each sample, got {twice!r} for {times} samples: give keys "
-            f"such as paths below one folder"
-        )
     items = [None if dataset is None else _item(dataset, index) for index in ranked[0]]
     shown = torch.tensor(ranked[0], dtype=torch.int64, device=evidence.labels.device)
     _compare_labels(evidence.labels[shown].tolist(), items)
@@ -79,8 +72,8 @@ def all_labels(
 
 def _item(dataset: Any, index: int) -> Any:
     item = dataset[index]
-    if isinstance(item, tuple) and len(item) == 2 and type(item[0]) is int and item[0] == index:
-        return item[1]  # The data set is wrapped in ``Indexed``.
+    while getattr(type(item), "is_indexed", False):  # Of ``Indexed``.
+        item = item[1]
     return item
 
 
@@ -144,7 +137,7 @@ def _card(
     shares = evidence.shares.read(place, label)[0]
     return Card(
         index=index,
-        key=None if keys is None else str(keys[index]),
+        key=None if keys is None else keys[index],
         label=int(label),
         suggestion=suggestion,
         agreement=float(shares[suggestion]),

@@ -1,6 +1,7 @@
 """Indexed: a data set whose items come with their indices and are otherwise unchanged."""
 
 import itertools
+import operator
 from collections.abc import Callable, Mapping, MutableMapping, Sequence, Sized
 from dataclasses import dataclass
 from numbers import Integral
@@ -22,6 +23,7 @@ class IndexedItem(tuple[Any, Any]):
     """The pair ``(index, item)``, of a type of its own, so that collate functions recognise it."""
 
     __slots__ = ()
+    is_indexed = True  # For ``fineprune.labels``, which cannot import these types.
 
 
 def _are_columns(dataset: Any) -> bool:
@@ -51,6 +53,8 @@ class Indexed(Dataset[tuple[int, Any]]):
         TypeError: The data set is iterable-style, has no length, or is a dict with keys other than
             0 to N - 1.
     """
+
+    is_indexed = True
 
     def __init__(self, dataset: Any) -> None:
         if isinstance(dataset, Mapping) and set(dataset) != set(range(len(dataset))):
@@ -104,7 +108,7 @@ class Indexed(Dataset[tuple[int, Any]]):
     def __getitem__(self, index: int) -> tuple[int, Any]:
         if isinstance(index, list):  # Of a loader with a BatchSampler as its sampler.
             return IndexedItem((torch.tensor(index), self.dataset[index]))
-        index = int(index)
+        index = _whole(index)
         if index < 0:
             index += len(self)
             if index < 0:
@@ -113,7 +117,7 @@ class Indexed(Dataset[tuple[int, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[int, Any]]:
         """Fetch a whole batch, with the data set's own ``__getitems__`` if it has one."""
-        wanted = [int(index) for index in indices]
+        wanted = list(map(_whole, indices))
         fetch = getattr(self.dataset, "__getitems__", None)
         if fetch is None:
             return [self[index] for index in wanted]
@@ -126,6 +130,16 @@ class Indexed(Dataset[tuple[int, Any]]):
                 f"make the batch in collate_fn"
             )
         return list(map(IndexedItem, zip(wanted, items, strict=True)))
+
+
+def _whole(index: Any) -> int:
+    try:
+        return operator.index(index)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"expected a sampler that yields the index of one sample at a time, got {index!r}: "
+            f"yield whole numbers, and let the data set look up what belongs to them"
+        ) from error
 
 
 def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:
@@ -148,8 +162,9 @@ class IndexedCollate:
     ``(index, collate_fn(items))``, where ``index`` is an int64 tensor of shape (B,). With ``key``,
     the function must return a dict, and ``index`` is put into it under this key.
 
-    Items without indices are passed to the function unchanged, so the same object works for
-    training and evaluation.
+    Items that are None, such as those of files that cannot be read, are left out with their
+    indices. Items without indices are passed to the function unchanged, so the same object works
+    for training and evaluation.
 
     Args:
         collate_fn: Your collate function, which receives a list of items.
@@ -164,13 +179,19 @@ class IndexedCollate:
         """Return the indices and the collated items of a list of ``(index, item)`` pairs.
 
         Raises:
-            InputError: There is a ``key``, but the function did not return a dict, or its result
-                has this key already.
+            InputError: All items are None; or there is a ``key``, but the function did not return a
+                dict, or its result has this key already.
         """
         if not batch or not isinstance(batch[0], IndexedItem):
             return self.collate_fn(list(batch))
-        indices = default_collate([index for index, _ in batch])
-        collated = self.collate_fn([item for _, item in batch])
+        there = [pair for pair in batch if pair[1] is not None]
+        if not there:
+            raise InputError(
+                f"expected samples in a batch, got None for all {len(batch)} of them: leave out "
+                f"samples that cannot be read, such as by Subset"
+            )
+        indices = default_collate([index for index, _ in there])
+        collated = self.collate_fn([item for _, item in there])
         if self.key is None:
             return indices, collated
         if not isinstance(collated, MutableMapping):
@@ -181,7 +202,8 @@ class IndexedCollate:
         if self.key in collated:
             raise InputError(
                 f"expected a batch without {self.key!r}, which is the key of the indices, got one "
-                f"with the keys {', '.join(map(str, collated))}: choose another key"
+                f"with the keys {', '.join(map(str, collated))}: give IndexedCollate "
+                f"another key"
             )
         collated[self.key] = indices
         return collated

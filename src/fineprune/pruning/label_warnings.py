@@ -1,4 +1,4 @@
-"""Warnings about the labels and the logits that a pruner is given.
+"""Warnings and an error about the labels and the logits that a pruner is given.
 
 Each function that takes tensors waits for the device, so it is called once per training.
 """
@@ -6,7 +6,7 @@ Each function that takes tensors waits for the device, so it is called once per 
 import torch
 from torch.nn import functional
 
-from fineprune.errors import warn_user
+from fineprune.errors import InputError, warn_user
 from fineprune.labels.batch import NO_LABEL
 from fineprune.pruning.policies.policy import Policy
 
@@ -41,6 +41,25 @@ def warn_of_first_batch(
             f"{missing} of {len(has_label)} samples have no label, and policy {policy.name!r} "
             f"takes them for learned samples because their loss is 0, so the others look wrong: "
             f"give the pruner only the labelled samples, or a policy that needs no losses"
+        )
+
+
+def check_given_labels(given: torch.Tensor, index: torch.Tensor, labels: torch.Tensor) -> None:
+    """Raise InputError if samples of a batch have other labels than the pruner was given.
+
+    The indices and the labels have shape (B,), and the given labels are those of all samples,
+    int64, shape (N,), negative where they are not known.
+    """
+    before, labels = given[index.cpu().long()], labels.cpu().long()
+    others = ((before >= 0) & (labels != NO_LABEL) & (before != labels)).nonzero()[:, 0].tolist()
+    if others:
+        first = others[0]
+        raise InputError(
+            f"expected the labels that the data set (targets, labels) or the Pruner's labels=... "
+            f"gives, got others for {len(others)} of {len(labels)} samples of the first batch, "
+            f"such as {int(labels[first])} instead of {int(before[first])} for sample "
+            f"{int(index[first])}: correct the attribute or the indices, or give the Pruner the "
+            f"labels that you train as labels=..."
         )
 
 

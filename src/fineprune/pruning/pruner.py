@@ -99,13 +99,14 @@ class Pruner(Untraced):
 
     Args:
         dataset_or_length: The map-style data set; or the number of samples N, for a loop that
-            indexes its own arrays with ``sampler.order()``.
+            indexes its own arrays with ``sampler.order()``. An index must mean the same sample in
+            each epoch, which cannot be checked if only losses are recorded.
         policy: The policy that chooses the samples. The pruner works on a copy of it that has
             learned nothing.
         labels: The class of each sample: integers, shape (N,), as a sequence, an array or a tensor;
             -1 if it is unknown. By default, the data set's attribute ``targets`` or ``labels``, or
-            the second of the two tensors of a ``TensorDataset``. If no logits are recorded,
-            ``Adaptive`` uses them to spare classes that are not learned.
+            the second of the two tensors of a ``TensorDataset``. If logits are recorded with other
+            labels than these, the first batch is an error.
         seed: The seed of the order of the samples, as in ``DistributedSampler``, and of the random
             streams that break ties.
         batch_size: Number of samples per batch and rank. If it is given, an epoch that skips
@@ -815,6 +816,7 @@ class Pruner(Untraced):
         self._policy.bind_labels(labels)
         numbers = labels.astype(np.int64)  # In one form on all ranks.
         self._checks.labels_digest = zlib.crc32(numbers.data)
+        self._pruner_watch.given_labels = torch.from_numpy(numbers)
 
     @property
     def _in_progress(self) -> Progress:

@@ -8,7 +8,7 @@ import torch
 from fineprune.errors import InputError
 from fineprune.labels.batch import as_local, as_numbers
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.pruning.label_warnings import warn_of_first_batch
+from fineprune.pruning.label_warnings import check_given_labels, warn_of_first_batch
 from fineprune.pruning.policies.policy import Policy
 
 
@@ -24,6 +24,8 @@ class PrunerWatch:
     Attributes:
         watch: The watch; None without logits.
         is_loaded: Whether it comes from a state, and has no evidence since.
+        given_labels: The labels that the first batch of this process is compared with; int64, shape
+            (N,), negative where they are not known. None without any, and after this batch.
     """
 
     def __init__(self, num_samples: int, find_group: Callable[[], Any], policy: Policy) -> None:
@@ -32,6 +34,7 @@ class PrunerWatch:
         self._policy = policy
         self.watch: LabelWatch | None = None
         self.is_loaded = False
+        self.given_labels: torch.Tensor | None = None
 
     def record(
         self, index: torch.Tensor, losses: torch.Tensor, logits: torch.Tensor | None, labels: Any
@@ -53,6 +56,9 @@ class PrunerWatch:
                 )
             watch = self._new(logits.shape[1])
         watch.record_for_pruner(index, logits, labels)
+        if self.given_labels is not None:
+            check_given_labels(self.given_labels, index, as_numbers("labels", labels))
+            self.given_labels = None
         first, self.watch = self.watch is None, watch
         self.is_loaded = False
         if first:

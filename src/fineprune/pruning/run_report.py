@@ -140,7 +140,10 @@ class RunReport:
         suspects: list[int] = []
         facts: list[str] = []
         if watch is not None:
-            names = classes_of(self._dataset, watch.num_classes)
+            try:
+                names = classes_of(self._dataset, watch.num_classes)
+            except InputError:  # A page says it.
+                names = None
             suspects, facts = watch.so_far(_SUSPECTS, names)
         if not suspects and policy.suspicion() is not None:
             indices, values = policy.suspects()

@@ -63,15 +63,29 @@ def reduce_pixels(
         has the loss 0, and no gradient.
 
     Raises:
-        InputError: The shapes differ, or have less than two dimensions.
+        InputError: The shapes differ, or have less than two dimensions; or all pixels of the label
+            255 or of negative labels have the loss 0, because the loss ignored them.
     """
     if losses.ndim < 2 or losses.shape != target.shape:
         raise InputError(
             f"expected losses and target of shape (B, height, width), got {tuple(losses.shape)} "
             f"and {tuple(target.shape)}: use reduction='none'"
         )
-    # As integers of 8 bits, -100 would be a class.
-    return reduce_tokens(losses, target.long() != ignore_index)
+    target = target.long()  # As integers of 8 bits, -100 would be a class.
+    if not torch.compiler.is_compiling():
+        _check_ignored(losses.detach(), target, ignore_index)
+    return reduce_tokens(losses, target != ignore_index)
+
+
+def _check_ignored(losses: torch.Tensor, target: torch.Tensor, ignore_index: int) -> None:
+    """Raise InputError if the pixels of a label that is no class would count with the loss 0."""
+    other = ((target < 0) | (target == 255)) & (target != ignore_index)
+    if bool(other.any()) and not bool(losses[other].any()):
+        label = int(target[other][0])
+        raise InputError(
+            f"expected the ignore_index of the loss, got {ignore_index}, although the pixels of "
+            f"the label {label} have the loss 0: give reduce_pixels ignore_index={label}"
+        )
 
 
 def reduce_tasks(

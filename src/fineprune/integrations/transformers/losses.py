@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-# The key of the indices in a batch. It is removed before the model receives the batch.
-INDEX = "index"
+# The key of the indices in a batch, which no column of a data set has. It is removed before the
+# model receives the batch.
+INDEX = "fineprune_index"
 
 # The model's loss and the mean of the samples' losses differ by more than rounding.
 _TOLERANCE = 0.01

@@ -1,5 +1,6 @@
 """Image files, which are read while the training needs them."""
 
+import contextlib
 import hashlib
 import logging
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.datasets.broken_files import BrokenFiles
-from fineprune.datasets.image_decoder import check_decoder
+from fineprune.datasets.image_decoder import check_decoder, has_more_bits
 from fineprune.datasets.image_files import ImageFiles, View
 from fineprune.datasets.image_index import ImageIndex, load_index
 from fineprune.datasets.image_loader import EvaluationImages, ImageLoader, image_fetch
@@ -54,6 +55,12 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
             "%s has a class %r, so fineprune relabel writes no table of labels for it, since this "
             "word leaves samples out: rename the class, or remove its samples",
             *(source, DROP_WORD),
+        )
+    if _has_more_bits(index):
+        _LOGGER.warning(
+            "%s has images of more than 8 bits, of which 8 are kept: the highest of 16 or, in an "
+            "image with values below 4096, of 12",
+            source,
         )
     classes = number_of_classes(index, settings.train, recipe.network.classes)
     labels, kept, held_out, weak = _chosen(settings, index)
@@ -126,6 +133,15 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         samples_digest=" ".join(digests),
         digest=lambda: known,
     )
+
+
+def _has_more_bits(index: ImageIndex) -> bool:
+    """Look at the first and the last image, whose files may be missing."""
+    for image in {0, len(index) - 1}:
+        with contextlib.suppress(OSError):
+            if has_more_bits(index.read(image)):
+                return True
+    return False
 
 
 def _chosen(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
-from fineprune.labels.dataset_attributes import as_numbered
+from fineprune.labels.dataset_attributes import own_names
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
 from fineprune.runs.training_set import TrainingSet
@@ -105,7 +105,8 @@ def class_names(train: Any, name: str) -> Sequence[Any]:
             f"expected the attribute classes of the training set of {name} to list the names of "
             f"the classes, got {names!r}: list them, or remove it and set network.classes"
         )
-    return as_numbered(names, train)
+    named = own_names(train)  # By number, in which a class may be missing.
+    return [named.get(label, str(label)) for label in range(max(named, default=len(names) - 1) + 1)]
 
 
 def evaluation_batch(device: str) -> int:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError, first_line, shown
 from fineprune.importing import call_attribute, imported
-from fineprune.labels.dataset_attributes import as_numbered, given_labels, keys_of, labels_of
+from fineprune.labels.dataset_attributes import given_labels, keys_of, labels_of, own_names
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
 from fineprune.training.data.run_data import (
@@ -232,7 +232,7 @@ def checked_keys(train: Any, name: str) -> tuple[str, ...] | None:
             f"expected a unique key for each of the {len(train)} samples in the attribute keys of "
             f"the training set of {name}, got {len(keys)} keys, {len(set(keys))} of them different"
         )
-    return keys
+    return tuple(keys)
 
 
 def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
@@ -299,10 +299,9 @@ def needed_labels(train: Any, name: str) -> Any:
 
 def _check_classes(names: Sequence[str], test: Any, name: str) -> None:
     """Check that the same numbers are the same classes in the test set, if both sets say it."""
-    others = getattr(test, "classes", None)
-    if not names or not isinstance(others, tuple | list):
+    if not names or not own_names(test):
         return
-    others = map(str, as_numbered(others, test))
+    others = class_names(test, name)
     for number, (ours, theirs) in enumerate(itertools.zip_longest(names, others)):
         if ours != theirs:
             raise InputError(
