@@ -100,7 +100,7 @@ def strongest_only(run: Path, number: int, labels: Labels, true: Labels) -> Resu
     given = torch.from_numpy(labels)
     for _, samples, logits in recorded(run):
         for index, part in in_batches(samples, logits):
-            evidence.record(index, part, given[index], 1)
+            evidence.record(index, part, given[index])
     evidence.flush()
     ranking = rank(evidence)
     return judged(ranking.scores.numpy(), ranking.suggestions.numpy(), labels, true)

@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,7 +251,7 @@ def test_the_threshold_and_the_first_epoch_decide(settings, skipped_in):
     kept = watched(pruner, every_fifth)
     # With save=0 all steps are used, so that the samples are trained all the same.
     assert [len(part) for part in kept] == [1000] * 6
-    policy = pruner.policy
+    policy: Any = pruner.policy
     assert [e for e in range(6) if len(vars(policy)["_scores"]) and len(policy._skipped(e))] == (
         skipped_in or ([] if "threshold" in settings else [5])
     )

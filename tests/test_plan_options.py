@@ -46,14 +46,10 @@ class SkipsTheFirst(fp.Policy):
 POLICIES = {
     "fine-pruning": lambda **options: fp.FinePruning(schedule(), 0.3, **options),
     "random": lambda **options: fp.RandomPruning(schedule(), 0.3, **options),
-    "adaptive": lambda **options: fp.Adaptive(EPOCHS, 0.3, rates=[1] * EPOCHS, **options),
     "infobatch": lambda **options: fp.InfoBatch(EPOCHS, **options),
     "infobatch-save": lambda **options: fp.InfoBatch(EPOCHS, save=0.3, **options),
     "rs2": lambda **options: fp.RS2(EPOCHS, 0.3, **options),
     "rs2-replacement": lambda **options: fp.RS2(EPOCHS, 0.3, replacement=True, **options),
-    "adaptive-suspects": lambda **options: fp.Adaptive(
-        EPOCHS, 0.3, rates=[1] * EPOCHS, patience=2, chance=5.0, **options
-    ),
     "matched": lambda **options: Matched(EPOCHS, [100] * EPOCHS, [1.2] * EPOCHS, **options),
     "own": lambda **options: SkipsTheFirst(EPOCHS, **options),
     "full": lambda **options: fp.FullData(EPOCHS, **options),
@@ -137,7 +133,6 @@ STOPS = [(0, 2), (4, 0), (5, 3), (11, 1)]
         (name, stop, ALL_OPTIONS if (number + place) % 2 else {})
         for number, name in enumerate(POLICIES)
         for place, stop in enumerate(STOPS)
-        if name != "adaptive"  # It has no options; tests/test_adaptive.py resumes it.
     ],
 )
 def test_a_stopped_training_continues_exactly(name, stop, options, tmp_path):

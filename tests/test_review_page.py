@@ -326,32 +326,6 @@ def test_large_pictures_are_reduced_and_other_samples_are_texts():
     assert len(view_of("x" * 5000)[1] or "") < 2100
 
 
-# -- the advice ------------------------------------------------------------------------------------
-
-
-def test_the_advice_says_how_many_labels_contradict(watch):
-    joint = watch.joint()
-    wrong = round(float(joint.sum() - joint.trace()))
-    assert 8 <= wrong <= 16
-    said = watch.advice(["a", "b", "c"])
-    assert said[0].startswith(f"About {wrong} of 60 labels")
-    assert "0.86 to 1.22 times" in said[1]
-    assert re.search(r"[abc] that may be [abc] \(", said[2])
-    assert "80% of the samples were learned" in said[3]
-    assert "skip the samples that contradict the others (fp.Adaptive)" in said[4]
-
-
-def test_an_early_or_untrained_network_gives_no_advice_on_skipping():
-    labels = torch.arange(N) % 3
-    early, untrained = fp.LabelWatch(N, 3), fp.LabelWatch(N, 3)
-    early.record(torch.arange(N), 5.0 * F.one_hot(labels, 3), labels)
-    for _ in range(25):
-        untrained.record(torch.arange(N), torch.zeros(N, 3), labels)
-    assert "trained only 1 times" in early.advice()[1]
-    assert "learned little" in untrained.advice()[1]
-    assert not any("Adaptive" in line for one in (early, untrained) for line in one.advice())
-
-
 # -- in a browser ----------------------------------------------------------------------------------
 
 

@@ -72,7 +72,7 @@ def reduce_pixels(
             f"and {tuple(target.shape)}: use reduction='none'"
         )
     target = target.long()  # As integers of 8 bits, -100 would be a class.
-    if not torch.compiler.is_compiling():
+    if target.is_cpu and not torch.compiler.is_compiling():  # On a GPU, it would wait.
         _check_ignored(losses.detach(), target, ignore_index)
     return reduce_tokens(losses, target != ignore_index)
 

@@ -73,7 +73,8 @@ class Adaptive(Policy):
     ) -> None:
         super().__init__(epochs)
         self.save = check_share("save", save, "[0, 1)")
-        if not (isinstance(threshold, Real) and 0 <= threshold < math.inf):
+        given: Any = threshold  # A number of Python or of NumPy.
+        if not (isinstance(given, Real) and 0 <= float(given) < math.inf):
             raise InputError(f"expected threshold as a score of at least 0, got {threshold!r}")
         self.threshold = float(threshold)
         self.first_epoch = check_whole_number("first_epoch", first_epoch, 1)
