@@ -2,9 +2,9 @@ r"""Compares rankings of labels on the trainings of ``watched_runs.py``.
 
     python benchmarks/label_ranking.py RUNS TRUE.npy --json docs/results/labels.json
 
-Each ``RUNS/KIND-SEED.npz`` is given to a ``LabelWatch`` epoch by epoch, as its loop would have done.
-After some epochs, its ranking is compared with three others that need one training: the mean loss,
-the area under the margin (AUM, Pleiss et al., NeurIPS 2020: the mean of the logit of the label
+Each ``RUNS/KIND-SEED.npz`` is given to a ``LabelWatch`` as its loop would have done. After some
+epochs, its ranking is compared with three others that need one training: the mean loss, the area
+under the margin (AUM, Pleiss et al., NeurIPS 2020: the mean of the logit of the label
 minus the largest other one), and the criterion of AlignPrune (the correlation of a sample's losses
 with those of the 100 samples with the smallest mean loss). If cleanlab is installed, it ranks, too,
 by the normalised margin of the same mean probabilities.

@@ -18,7 +18,7 @@ import torch
 
 from fineprune.labels.evidence import Evidence
 from fineprune.training.loop import train
-from fineprune.training.recipe import load_recipe
+from fineprune.training.recipe import read_recipe
 
 
 class Recorded:
@@ -47,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.file.exists():
         return
-    recipe = load_recipe(options.recipe, [*options.changes, "pruning.policy=full"])
+    recipe = read_recipe(options.recipe, [*options.changes, "pruning.policy=full"])
     kept = Recorded()
     Evidence.record = lambda *batch: kept.record(*batch)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:

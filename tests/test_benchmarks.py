@@ -15,9 +15,12 @@ from made_images import write_folder
 
 from fineprune.datasets.image_files import ImageFiles, View
 from fineprune.datasets.image_index import load_index
-from fineprune.datasets.image_set import ImageSet
 from fineprune.datasets.synthetic import make_synthetic
+from fineprune.labels.evidence import Evidence
+from fineprune.runs.history import read_evidence
 from fineprune.runs.run import read_run
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
 
 pytestmark = pytest.mark.long
 
@@ -216,88 +219,6 @@ def test_the_times_of_the_networks_are_ratios_within_a_run(tmp_path, monkeypatch
     assert capsys.readouterr().out == shown
 
 
-def test_the_joint_study_continues_and_makes_its_tables(tmp_path, fast_runs, monkeypatch, capsys):
-    """With the digits and one strategy. The finished runs of the first call are kept."""
-    monkeypatch.syspath_prepend("benchmarks")
-    study = runpy.run_path("benchmarks/joint_study.py")
-    out = tmp_path / "out"
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["joint_study.py", *map(str, arguments)])
-        study["main"]()
-        return capsys.readouterr().out.splitlines()
-
-    train = ["train", out, "--recipe", "recipes/weak-labels.toml", "--seeds", 1]
-    train += ["--strategies", "simulated", "--arms", "full", "adaptive"]
-    changes = ["data.train_size=128", "training.epochs=2", "training.milestones=[1]"]
-    assert len(call(*train, "--set", *changes)) == 2
-    assert call(*train, "matched", "--set", *changes) == ["simulated, matched, seed 0"]
-
-    full, adaptive, matched = study["read_records"](out / "runs.jsonl")
-    assert full["steps"] == 4
-    assert full["staleness"] == 0.5  # two updates per epoch, with gradients of age 0 and 1
-    assert full["times_skipped"] is None
-    assert full["loss_roc_area"] > 0
-    for run in (adaptive, matched):
-        assert run["steps"] == 3
-        assert sorted(run["times_skipped"]) == ["0"] * 64 + ["1"] * 64
-    rows = [line for line in call("tables", out / "runs.jsonl") if line.startswith("| simulated")]
-    assert len(rows) == 6
-    assert rows[0].startswith(f"| simulated | full | 1 | 0.50 | 0.0 | {100 * full['accuracy']:.2f}")
-
-
-def test_language_model_trains_the_arms_and_makes_a_table(run, tmp_path):
-    out = tmp_path / "results.jsonl"
-    arguments = ["train", "--out", out, "--texts", 40, "--held-out", 4, "--packages", "typer"]
-    for arms in (["full", "adaptive"], ["full", "adaptive", "matched"]):
-        done = run("language_model.py", *arguments, "--only", *arms)
-        assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [line["arm"] for line in lines] == ["full", "adaptive", "matched"]
-    assert lines[1]["steps"] == lines[2]["steps"] < lines[0]["steps"]
-    done = run("language_model.py", "table", out)
-    assert [row.split(" | ")[0] for row in done.stdout.splitlines()[2:]] == [
-        "| full",
-        "| adaptive",
-        "| matched",
-    ]
-
-
-def test_watched_runs_are_ranked(tmp_path, monkeypatch, capsys):
-    """The runs have few images and few epochs; what is written is read by the other program."""
-    runs = runpy.run_path("benchmarks/watched_runs.py")
-    ranking = runpy.run_path("benchmarks/label_ranking.py")
-    images, test = make_synthetic(160, size=32)
-    for name, value in {"SAMPLES": 60, "EPOCHS": 3, "BATCH": 20, "WEAK_EPOCHS": 1}.items():
-        monkeypatch.setitem(runs["watched"].__globals__, name, value)
-    for kind in runs["KINDS"]:
-        file = tmp_path / f"{kind}-0.npz"
-        result = runs["watched"](images, test, kind, 0, file)
-        assert 0 <= result["test_accuracy"] <= 1
-        with np.load(file) as arrays:
-            assert arrays["logits"].shape == (3, 60, 10)
-            assert (np.sort(arrays["order"]) == np.arange(60)).all()
-            assert (arrays["labels"] != arrays["true"]).sum() == result["wrong"] > 0
-    for number in range(5):
-        part = tmp_path / f"symmetric-0-fold-{number}.npz"
-        runs["fold"](images, tmp_path / "symmetric-0.npz", number, part)
-    assert ranking["folds_of"](tmp_path / "symmetric-0.npz").shape == (60, 10)
-    assert ranking["folds_of"](tmp_path / "confused-0.npz") is None
-
-    page, table = tmp_path / "page.md", tmp_path / "labels.json"
-    page.write_text(f"text\n{ranking['BEGIN']}\nold\n{ranking['END']}\nmore\n")
-    monkeypatch.setitem(ranking["main"].__globals__, "AFTER", (1, 3))
-    arguments = [tmp_path, "--strongest", 2, "--page", page, "--json", table]
-    monkeypatch.setattr(sys, "argv", ["label_ranking.py", *map(str, arguments)])
-    ranking["main"]()
-    written = page.read_text()
-    assert capsys.readouterr().out.strip() in written
-    assert "old" not in written
-    found = json.loads(table.read_text())["runs"]
-    assert len(found) == len(runs["KINDS"])
-    assert all("roc_area" in run["strongest 2"] for run in found)
-
-
 def test_uneven_labels_are_found_by_the_watch_and_by_the_loss(run, tmp_path):
     done = run("uneven_labels.py", "--seeds", 1, "--json", tmp_path / "runs.json")
     assert done.returncode == 0, done.stderr
@@ -312,49 +233,6 @@ def test_small_classes_are_lost_by_the_losses_alone(monkeypatch):
     case = small["CASES"]["digits, five rare classes, 20 % wrong"](0)
     logits, losses = (small["train"](case, arm, 0)["accuracy"] for arm in ("logits", "losses"))
     assert logits > losses + 5
-
-
-def test_the_proxy_chooses_and_its_table_names_the_chosen_rates(tmp_path, monkeypatch, capsys):
-    """The networks train for a few steps; the table is made of what they wrote."""
-    monkeypatch.syspath_prepend("benchmarks")
-    proxy = runpy.run_path("benchmarks/proxy.py")
-    images, test = make_synthetic(200, size=32)
-    shared = proxy["main"].__globals__
-    for name, value in {
-        "BATCH": 16,
-        "load_cifar10": lambda _: (images, test),
-    }.items():
-        monkeypatch.setitem(shared, name, value)
-    arguments = ["--data", tmp_path, "--out", tmp_path / "proxy.jsonl", "--seeds", 2]
-    arguments += ["--images", 64, "--passes", 3, "--factors", 1, 2]
-    monkeypatch.setattr(sys, "argv", ["proxy.py", *map(str, arguments)])
-    proxy["main"]()
-    lines = [json.loads(line) for line in (tmp_path / "proxy.jsonl").read_text().splitlines()]
-    assert [line["steps"] for line in lines if line["factor"] == 1] == [6, 9, 6] * 2
-    shown = capsys.readouterr().out.splitlines()
-    assert [row.split(" | ")[0] for row in shown[-3:]] == ["| proxy", "| shorter", "| random"]
-    proxy["main"]()
-    assert capsys.readouterr().out.splitlines() == shown[-5:]
-
-
-def test_the_second_task_has_other_classes_and_the_same_wrong_labels(monkeypatch):
-    monkeypatch.syspath_prepend("benchmarks")
-    task = runpy.run_path("benchmarks/second_task.py")
-    images, test = make_synthetic(200, size=32)
-    names = task["VEHICLES"] + task["ANIMALS"]
-    sets = [ImageSet(one.images, one.labels, names) for one in (images, test)]
-    monkeypatch.setitem(task["task"].__globals__, "load_cifar10", lambda _: sets)
-    (vehicles, *_), (train, tested, plain), (wrong, *_) = (
-        task[name]() for name in ("vehicles", "animals", "animals_wrong")
-    )
-    assert len(vehicles) + len(train) == 200
-    assert set(vehicles.targets) == set(range(4))
-    assert set(tested.targets) == set(train.targets) == set(range(6))
-    share = (wrong.targets != train.targets).mean()
-    assert share == pytest.approx(0.3, abs=0.01)
-    image, label = plain[0]
-    assert image.shape == (3, 32, 32)
-    assert label == train.targets[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -397,3 +275,41 @@ def test_the_simulated_cluster_continues_and_makes_its_table(tmp_path, run):
     assert all(0 < float(row[1]) < 100 for row in rows)
     again = run("simulated_cluster.py", *command)
     assert again.stdout == "\n" + done.stdout.partition("\n\n")[2]
+
+
+def test_watched_runs_are_ranked(tmp_path, monkeypatch, capsys):
+    """The watched training is the one of ``fineprune train``, bit for bit."""
+    changes = [
+        "data.train_size=256",
+        "data.label_noise=0.3",
+        "training.epochs=6",
+        "run.device=cpu",
+        "run.threads=1",
+        "run.precision=float32",
+    ]
+    recipe = make_recipe({"data": {"name": "digits"}, "network": {"name": "lenet"}}, changes)
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    watched = runpy.run_path("benchmarks/watched_runs.py")["main"]
+    file = tmp_path / "runs" / "random-0.npz"
+    before = Evidence.record
+    try:
+        monkeypatch.setattr(sys, "argv", ["", str(file), str(tmp_path / "recipe.toml")])
+        watched()
+    finally:
+        Evidence.record = before  # type: ignore[method-assign]
+    train(recipe.replaced("pruning", policy="full"), tmp_path / "run")
+    expected = read_evidence(tmp_path / "run", 256)
+    with np.load(file) as arrays:
+        assert np.array_equal(arrays["labels"], expected.labels())
+        assert len(arrays["order"]) == 6 * 256
+        true = arrays["labels"].copy()
+    true[:20] = (true[:20] + 1) % 10
+    np.save(tmp_path / "true.npy", true)
+    out = tmp_path / "ranking.json"
+    arguments = ["", str(tmp_path / "runs"), str(tmp_path / "true.npy"), "--json", str(out)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path("benchmarks/label_ranking.py")["main"]()
+    assert "| random | 5 |" in capsys.readouterr().out
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["wrong"] == 20
+    assert {"watch", "loss", "AUM", "AlignPrune"} <= run["after"]["5"].keys()

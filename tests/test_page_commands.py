@@ -49,7 +49,6 @@ WHY_NOT = {
 # Why a training is not run here. Its settings are resolved to a recipe.
 WHY_NOT_TRAINED = {
     "cifar10": "the data set must be downloaded",
-    "second_task:vehicles": "the data set must be downloaded; test_benchmarks.py makes these tasks",
     "images": "the files must be made first; test_image_files.py trains on files",
     "served": "parameter servers need Ray; test_ray_session.py trains with them",
     "resumed": "there is nothing to resume",
