@@ -80,7 +80,8 @@ def misaligned(losses: Floats) -> Floats:
     surest = losses[np.argsort(losses.mean(1), kind="stable")[:REFERENCE]].mean(0)
     own, usual = losses - losses.mean(1, keepdims=True), surest - surest.mean()
     norms = np.linalg.norm(own, axis=1) * np.linalg.norm(usual)
-    return -(own @ usual) / np.maximum(norms, 1e-12)
+    scores: Floats = -(own @ usual) / np.maximum(norms, 1e-12)
+    return scores
 
 
 def by_cleanlab(watch: fp.LabelWatch) -> dict[str, Floats]:

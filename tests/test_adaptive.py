@@ -20,9 +20,6 @@ from fineprune.pruning.step_budget import smooth_weights, steps_of_epoch
 from fineprune.pruning.step_counts import BatchShape, StepCounts
 from fineprune.training.recipe import make_recipe
 
-# Many of these trainings record losses only.
-pytestmark = pytest.mark.filterwarnings("ignore:Adaptive has seen no logits")
-
 CHANCE = 2.0
 FIRST_BATCH = 10
 

@@ -42,7 +42,7 @@ ALLOWED = {
     "integrations": {"pruning"},
     "streams": {"pruning", "writing"},
     "launch": set(),
-    "experiments": {"distributed", "runs", "training", "launch", "writing", "interrupts"},
+    "experiments": {"distributed", "labels", "runs", "training", "launch", "writing", "interrupts"},
     "inspection": {"labels", "runs", "training", "datasets", "writing"},
     "report": {"labels", "runs", "experiments", "inspection", "writing"},
     "cli": {

@@ -324,7 +324,7 @@ COMMANDS = [
     (f"compare {QUICK} --seeds 0", "expected at least one seed, got 0"),
     (f"compare {QUICK} --jobs 0", "expected at least one job, got 0"),
     (f"compare {QUICK} --margin 0", "expected --margin as percentage points above 0 and below 100"),
-    (f"compare {QUICK} --arms full,half", "expected arms out of full, adaptive"),
+    (f"compare {QUICK} --arms full,half", "expected arms out of full, second, adaptive"),
     (f"compare {QUICK} --set pruning.policy=full", "expected a recipe with a pruning schedule"),
     (f"scale {QUICK} 'sync 2'", "expected a configuration such as"),
     (f"scale {QUICK} 'all-reduce 1'", "at least two processes for all-reduce"),

@@ -270,8 +270,8 @@ def test_plan_counts_the_steps_that_workers_compute_at_the_same_time(
 
 def test_plan_says_that_suspects_are_skipped_in_full_epochs_too():
     text = run("plan", "weak-labels").stdout
-    assert "samples per epoch, before any is suspected:" in text
-    assert "even in epochs that are full here: samples with suspicious labels" in text
+    assert "samples per epoch, if none is skipped for its label:" in text
+    assert "also skipped, from epoch 6 on: samples whose labels have a score above 0.7" in text
 
 
 def test_plan_says_which_pruned_epochs_are_annealed():

@@ -98,7 +98,7 @@ def test_more_given_names_than_classes_are_an_error(tmp_path):
         with pytest.raises(InputError, match="the names of 2 classes, got 3"):
             watch.page(tmp_path / "page.html", names=names)
         with pytest.raises(InputError, match="the names of 2 classes, got 3"):
-            watch.advice(names)
+            watch.facts(names)
 
 
 def test_a_training_goes_on_although_the_names_of_its_data_do_not_fit():

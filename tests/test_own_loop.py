@@ -541,7 +541,7 @@ def test_what_is_not_known_in_advance_is_not_predicted():
 
 
 def test_the_summary_names_the_first_suspects():
-    pruner = made(fp.Adaptive(8, save=0.25, rates=[1.0] * 4 + [0.1] * 4))
+    pruner = made(fp.InfoBatch(8, save=0.25, rescale=False))
     for epoch in pruner.epochs():
         for index, _ in pruner.loader():
             pruner.record(index, torch.where(index % 12 == 0, 9.0 + index, 0.5))
@@ -550,7 +550,7 @@ def test_the_summary_names_the_first_suspects():
     assert pruner.summary()["suspects"] == pruner.policy.suspects()[0][:10].tolist()
     assert pruner.summary()["suspects"][:8] == list(range(84, -1, -12))
     assert repr(pruner) == (
-        "Pruner(96 samples, policy 'adaptive', 1 of 8 epochs done, "
+        "Pruner(96 samples, policy 'infobatch', 1 of 8 epochs done, "
         f"{pruner.summary()['skipped']:.1%} skipped)"
     )
 
@@ -587,7 +587,7 @@ def test_each_epoch_is_reported_with_its_step():
 def test_the_number_of_suspects_is_reported_if_the_policy_names_them():
     calls = []
     pruner = made(
-        fp.Adaptive(8, save=0.25, rates=[1] * 8, first_epoch=2),
+        fp.FinePruning(fp.Schedule(8, 4, 1), 0.25),
         log=lambda *of: calls.append(of),
     )
     for epoch in pruner.epochs():
@@ -689,7 +689,7 @@ def test_a_summary_suspects_no_sample_of_which_nothing_is_known():
     index = torch.arange(4)
     logits = torch.full((4, 3), torch.nan)
     pruner.record(index, torch.ones(4), logits, index % 3)
-    assert (pruner.summary()["suspects"], pruner.summary()["advice"]) == ([], [])
+    assert (pruner.summary()["suspects"], pruner.summary()["facts"]) == ([], [])
     pruner.record(index + 4, torch.ones(4), torch.eye(4)[:, :3], index % 3)
     assert set(pruner.summary()["suspects"]) == {4, 5, 6, 7}
 

@@ -44,7 +44,6 @@ WHY_NOT = {
     ".venv/bin/pre-commit": "it changes the settings of the clone",
     "sbatch": "it needs Slurm; test_slurm.py runs the scripts",
     "while": "it trains for hours",
-    "export": "it only sets a variable",
 }
 # Why a training is not run here. Its settings are resolved to a recipe.
 WHY_NOT_TRAINED = {

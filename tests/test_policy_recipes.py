@@ -120,9 +120,12 @@ def test_the_recipe_of_a_run_says_what_the_defaults_of_a_policy_are():
     assert (scheduled.prune, scheduled.save, scheduled.anneal) == (0.0, None, None)
 
 
-def test_a_recipe_can_set_the_chance_of_adaptive():
-    recipe = recipe_of({"policy": "adaptive", "save": 0.3, "chance": 4.0})
-    assert recipe.policy().settings()["chance"] == 4.0
+def test_a_recipe_can_set_the_threshold_of_adaptive():
+    recipe = recipe_of({"policy": "adaptive", "save": 0.3, "threshold": 1.5, "first_epoch": 3})
+    settings = recipe.policy().settings()
+    assert (settings["threshold"], settings["first_epoch"]) == (1.5, 3)
+    with pytest.raises(InputError, match=r'no pruning\.anneal with pruning\.policy = "adaptive"'):
+        recipe_of({"policy": "adaptive", "save": 0.3, "anneal": 0.2})
 
 
 SERVED = {"distributed": {"strategy": "sync", "workers": 2}}
@@ -224,6 +227,9 @@ def unlabelled():
 @pytest.mark.parametrize("validation", [0, 16])
 def test_own_data_need_an_attribute_with_the_classes(tmp_path, monkeypatch, validation):
     (tmp_path / "own_classes.py").write_text(OWN_DATA)
+    (tmp_path / "labels.csv").write_text(
+        "index,label\n" + "".join(f"{i},{i % 4}\n" for i in range(64))
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     torch.manual_seed(0)

@@ -191,7 +191,8 @@ def train_at_most(pruner, most):
 
 def test_epochs_that_all_end_where_the_first_one_did_are_noticed():
     """Some frameworks read the length of the loader once; later epochs may have more batches."""
-    pruner = fp.Pruner(torch.arange(N), fp.Adaptive(12, 0.35, rates=[1] * 12), batch_size=8)
+    policy = fp.Adaptive(12, 0.35, rates=[1] * 12, first_epoch=12)
+    pruner = fp.Pruner(torch.arange(N), policy, batch_size=8)
     first = pruner.batches(0)
     with pytest.warns(
         RuntimeWarning, match=rf"ended after {first} batches, as the first"
@@ -754,15 +755,6 @@ def test_the_settings_of_an_own_policy_may_be_empty():
 
     state = fp.Pruner(N, Own(4)).state_dict()
     fp.Pruner(N, Own(4)).load_state_dict(state)
-
-
-def test_an_option_that_a_state_lacks_is_one_that_is_not_used():
-    state = fp.Pruner(N, fp.Adaptive(4)).state_dict()
-    for option in ("chance", "suspects_after"):
-        del state["settings"][option]
-    fp.Pruner(N, fp.Adaptive(4)).load_state_dict(state)
-    with pytest.raises(InputError, match=r"with chance=0.5, got None"):
-        fp.Pruner(N, fp.Adaptive(4, threshold=0.5)).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
