@@ -220,9 +220,8 @@ def test_without_rates_the_policy_says_once_what_it_assumes():
     pruner = made()
     with pytest.warns(UserWarning, match=r"no learning rates.*pruner\.set_rates") as caught:
         numbers(pruner)
-    caught = [one for one in caught if "no learning rates" in str(one.message)]
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
+    (said,) = (one for one in caught if "no learning rates" in str(one.message))
+    assert said.filename == __file__
     numbers(fp.Pruner(N, fp.Adaptive(EPOCHS, save=0), batch_size=BATCH))  # Nothing is shortened.
 
 
