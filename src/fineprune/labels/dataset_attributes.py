@@ -182,6 +182,18 @@ def _keeps_items(dataset: Any) -> bool:
     )
 
 
+def _parts(dataset: Any) -> list[Any]:
+    """Return the data sets whose items a wrapper keeps; none if it is no such wrapper."""
+    if not _keeps_items(dataset):
+        return []
+    return dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset.dataset]
+
+
+def _transforms_labels(dataset: Any) -> bool:
+    own = getattr(dataset, "target_transform", None) is not None
+    return own or any(map(_transforms_labels, _parts(dataset)))
+
+
 def _of_each_sample(dataset: Any, read: Callable[[Any], Any]) -> Any:
     """Return what ``read`` finds in a data set or, for each sample, in those that it wraps.
 
@@ -190,9 +202,8 @@ def _of_each_sample(dataset: Any, read: Callable[[Any], Any]) -> Any:
     found = read(dataset)
     if found is not None or not _keeps_items(dataset):
         return found
-    parts: list[Any] = dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset.dataset]
     values: list[Any] = []
-    for part in parts:
+    for part in _parts(dataset):
         of_part = _of_each_sample(part, read)
         if not hasattr(of_part, "__len__") or len(of_part) != len(part):
             return None  # Nothing, or something else, such as the names of the classes.
@@ -263,7 +274,9 @@ def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
     """
     try:
         with same_random_numbers():
-            given, again = given_labels(dataset), given_labels(dataset)
+            given = given_labels(dataset)
+            # Only a transform may give others each time.
+            again = given_labels(dataset) if _transforms_labels(dataset) else given
         if np.ndim(given[0]):  # Such as masks, which are many numbers.
             return None
         labels = np.asarray(given)

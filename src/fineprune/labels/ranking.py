@@ -138,4 +138,7 @@ def _known(evidence: Evidence) -> Iterator[Chunk]:
     """Yield the evidence on the samples that were recorded."""
     for chunk in evidence.chunks():
         part = chunk.labels >= 0
-        yield Chunk(chunk.index[part], chunk.labels[part], chunk.shares[part])
+        if part.all():
+            yield chunk
+        else:
+            yield Chunk(chunk.index[part], chunk.labels[part], chunk.shares[part])

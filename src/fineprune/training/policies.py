@@ -100,6 +100,12 @@ def own_policy(name: str, epochs: int, arguments: Mapping[str, Any], options: Op
     return policy
 
 
+def takes_options(name: str) -> bool:
+    """Return whether a policy takes the options of ``PlanOptions``."""
+    parameters = inspect.signature(POLICIES[name]).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
 def follows_schedule(name: str) -> bool:
     """Return whether a policy saves as much as the recipe's schedule says."""
     return name in POLICIES and issubclass(POLICIES[name], ScheduledPolicy)

@@ -91,7 +91,6 @@ class Adaptive(Policy):
         self._scores: npt.NDArray[np.float32] = np.full(num_samples, -np.inf, dtype=np.float32)
         self._chosen: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
         self._trained: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
-        self._is_ranked = False
         self._ranking: Ranking | None = None
         # How long each epoch was, as a share of a full one; None for one that was not trained.
         self._lengths: list[float | None] = [None] * self.epochs
@@ -166,8 +165,7 @@ class Adaptive(Policy):
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Choose the samples of an epoch, which fill the steps that it is given."""
         skipped = self._skipped(epoch)
-        steps = self._steps(epoch, self.steps_before(epoch), len(skipped))
-        number = self._number_kept(steps)
+        number = self._number_kept(self._steps_now(epoch, len(skipped)))
         if number == self._num_samples:
             return EpochPlan.full(epoch, number)
         # Samples with a smaller number are preferred: those that return, those not yet chosen in
@@ -188,7 +186,7 @@ class Adaptive(Policy):
     def end_epoch(self, epoch: int) -> None:
         """Charge the steps of the epoch, note which samples were chosen, and take the scores."""
         skipped = self._skipped(epoch)
-        steps = self._steps(epoch, self.steps_before(epoch), len(skipped))
+        steps = self._steps_now(epoch, len(skipped))
         self._lengths[epoch] = steps / self._full_steps
         number = self._number_kept(steps)
         if number < self._num_samples:
@@ -202,13 +200,16 @@ class Adaptive(Policy):
         ranking, self._ranking = self._ranking, None
         if ranking is not None:
             self._scores = ranking.scores.float().cpu().numpy().copy()
-            self._is_ranked = True
         elif epoch + 1 == self.first_epoch < self.epochs and not self._is_ranked:
             warn_user(
                 "Adaptive has seen no logits, so it skips no sample for its label, and only "
                 "shortens the epochs: call pruner.record(index, losses, logits, labels), or take "
                 "fp.shorter if there are none"
             )
+
+    @property
+    def _is_ranked(self) -> bool:
+        return bool((self._scores > -np.inf).any())
 
     def suspicion(self) -> torch.Tensor | None:
         """Return the score of each label, float32, shape (N,); None without logits."""
@@ -229,13 +230,12 @@ class Adaptive(Policy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scores, the samples of this round, and the lengths of the epochs."""
-        own = {"lengths": list(self._lengths), "is_ranked": self._is_ranked}
-        return {**super().state_dict(), **own}
+        return {**super().state_dict(), "lengths": list(self._lengths)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. If the size of a step has changed, shares of epochs are kept."""
         super().load_state_dict(state)
-        self._lengths, self._is_ranked = list(state["lengths"]), state["is_ranked"]
+        self._lengths = list(state["lengths"])
 
     def steps_before(self, epoch: int) -> int:
         """Return the number of steps that the epochs before this one used.
@@ -255,6 +255,9 @@ class Adaptive(Policy):
         if epoch < self.first_epoch:
             return np.zeros(0, dtype=np.int64)
         return np.flatnonzero(self._scores > self.threshold)
+
+    def _steps_now(self, epoch: int, skipped: int) -> int:
+        return self._steps(epoch, self.steps_before(epoch), skipped)
 
     def _steps(self, epoch: int, used: int, skipped: int) -> int:
         """Return the number of steps of an epoch, before which ``used`` steps were trained.

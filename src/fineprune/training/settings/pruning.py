@@ -13,6 +13,7 @@ from fineprune.training.policies import (
     arguments_of,
     defaults_of,
     follows_schedule,
+    takes_options,
     takes_save,
 )
 
@@ -142,10 +143,10 @@ class PruningSettings:
                 f"expected pruning.arguments with a policy of your own (module:Class) only, got "
                 f"them with {self.policy!r}: remove them"
             )
-        if self.policy == "adaptive" and self.options():
+        if not self.own and not takes_options(self.policy) and self.options():
             raise InputError(
                 f"expected no pruning.{next(iter(self.options()))} with pruning.policy = "
-                f'"adaptive", which has no such option, got one: remove it'
+                f'"{self.policy}", which has no such option, got one: remove it'
             )
         takes_prune = self.own or "prune" in arguments_of(self.policy)
         if takes_save(self.policy) and not takes_prune and self.prune and self.save is None:
