@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from fineprune.pruning.plan_options import PlanOptions
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.pruning.plan_options import PlanOptions
 from fineprune.training.data import load_data
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
@@ -28,14 +28,15 @@ class Half(fp.Policy):
     def epochs(self):
         return self._epochs
 
-    def bind(self, num_samples):
-        self.total = num_samples
+    def begin(self, training):
+        self.total = training.num_samples
 
-    def num_kept(self, epoch):
-        return self.total // 2 if epoch >= self.start else self.total
+    def lengths(self):
+        start = min(self.start, self.epochs)
+        return [self.total] * start + [self.total // 2] * (self.epochs - start)
 
-    def select(self, epoch, num_kept, rng):
-        kept = np.sort(rng.choice(self.total, num_kept, replace=False))
+    def select(self, epoch, number, rng):
+        kept = np.sort(rng.choice(self.total, number, replace=False))
         return fp.EpochPlan(epoch, torch.from_numpy(kept))
 
 def other_length(epochs):

@@ -187,7 +187,7 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()
     labels = None
-    if policy.uses_labels and not recipe.data.own:
+    if policy.needs_ranking and not recipe.data.own:
         labels = data.labels()  # A pruner finds those of the user's own data, if there are any.
     pruner = Pruner(
         data.train,
