@@ -325,6 +325,7 @@ def policy_named(name):
 def test_the_page_on_policies_names_the_bytes_per_sample():
     page = (Path(__file__).parent.parent / "docs/policies.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `\w+` \| `([\w-]+)` \|.*\| (\d+)[^|]*\|$", page, re.MULTILINE)
+    rows = [(name, stated) for name, stated in rows if name != "align-prune"]  # See below.
     assert {name for name, _ in rows} == {*POLICIES} - {"matched", "random", "full", "align-prune"}
     for name, stated in rows:
         pruner = fp.Pruner(40, policy_named(name), batch_size=4)
@@ -553,7 +554,7 @@ def test_indices_of_any_integer_type_are_the_same_samples(dtype):
 
 
 def test_no_epoch_may_skip_samples():
-    with pytest.raises(InputError, match="got none of 1: train more epochs"):
+    with pytest.raises(InputError, match="got none of 16: train more epochs"):
         fp.AlignPrune(16, 0.3, anneal=1.0)
 
 
