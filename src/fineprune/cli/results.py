@@ -1,5 +1,6 @@
 """Prints the tables of finished runs and writes their report, for several commands."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,6 +45,11 @@ def show_results(
     )
     if found:
         typer.echo(found_line(found))
+    for row in itertools.chain.from_iterable(rows.values()):
+        if row.samples_of_both is not None:
+            said.append(
+                f"{row.arm}, with the first training: {row.samples_of_both:,.0f} sample-steps."
+            )
     for group in groups:
         if (rates := chosen_rates(group.runs)) is not None:
             said.append(f"{group.label}: the learning rate is {rates}.")
