@@ -52,7 +52,7 @@ def test_they_name_classes_that_were_not_learned_and_samples_that_were_not_recor
 
 def test_without_a_suspect_no_pair_of_classes_is_named():
     assert [fact for fact in watched(0).facts() if "mistakes" in fact] == []
-    with pytest.raises(InputError, match="expected the names of 6 classes, got 1"):
+    with pytest.raises(InputError, match=r"expected the names of 6 classes, .* got 1"):
         watched(0).facts(["cat"])
 
 

@@ -12,8 +12,6 @@ from fineprune.cli.options import AsJson, Margin, Runs, margin_fraction, path_op
 from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.cli.results import show_results
 from fineprune.errors import InputError
-from fineprune.runs.files import SCALING
-from fineprune.runs.run import read_runs
 
 
 @exits()
@@ -29,6 +27,10 @@ def report(
 
     Example: fineprune report runs/quick-compare --out report.html
     """
+    # Imported here, because NumPy would delay the start of every command.
+    from fineprune.runs.files import SCALING
+    from fineprune.runs.run import read_runs
+
     fraction = margin_fraction(margin)
     if any((run / SCALING).is_file() for run in runs):
         _report_scaling(runs, out, as_json)

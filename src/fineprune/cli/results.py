@@ -5,14 +5,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from fineprune.runs.run import Run
+if TYPE_CHECKING:
+    from fineprune.runs.run import Run
 
 
 def show_results(
-    runs: Sequence[Run], page: Path, fraction: float, *, as_json: bool, about: dict[str, object]
+    runs: "Sequence[Run]", page: Path, fraction: float, *, as_json: bool, about: dict[str, object]
 ) -> None:
     """Write the report of finished runs, and print their results and, last, their headlines."""
     # Imported here, because matplotlib and scipy would delay the start of every command.

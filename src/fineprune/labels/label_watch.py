@@ -40,7 +40,7 @@ from fineprune.labels.untraced import Untraced
 STATE_VERSION = 2
 
 # The names of the classes, in their order or by their numbers.
-Names = Sequence[str] | Mapping[int, str]
+Names = Sequence[Any] | Mapping[Any, str]
 
 
 class LabelWatch(Untraced):
@@ -363,42 +363,34 @@ class LabelWatch(Untraced):
 
     def _class_names(self, names: Names | None) -> list[str]:
         if names is None:
-            return [str(number) for number in range(self.num_classes)]
-        if isinstance(names, Mapping):  # such as id2label of Hugging Face, also as read from JSON
-            by_number = {str(key): name for key, name in names.items()}
-            missing = [label for label in range(self.num_classes) if str(label) not in by_number]
-            if missing:
-                raise InputError(
-                    f"expected a dict of class names by class number, 0 to {self.num_classes - 1}, "
-                    f"got one without {missing[0]}, beginning with {dict(list(names.items())[:1])}"
-                )
-            known = [by_number.pop(str(label)) for label in range(self.num_classes)]
-            names = [*known, *by_number.values()]
+            names = range(self.num_classes)
         if isinstance(names, str | set | frozenset):  # The keys of a dict have an order.
             raise InputError(
                 f"expected the names of the classes as a list in class order, got a "
                 f"{type(names).__name__}"
             )
-        named = [str(name) for name in names]
-        if len(named) != self.num_classes:
+        # A dict is such as id2label of Hugging Face, also as read from JSON.
+        pairs = names.items() if isinstance(names, Mapping) else enumerate(names)
+        named = {str(number): str(name) for number, name in pairs}
+        numbers = [str(number) for number in range(self.num_classes)]
+        if set(named) != set(numbers):
             raise InputError(
-                f"expected the names of {self.num_classes} classes, got {len(named)}: name every "
-                f"class once, or leave names out"
+                f"expected the names of {self.num_classes} classes, numbered from 0, got "
+                f"{len(named)}, the first for class {next(iter(named), 'none')}: name every class "
+                f"once, or leave names out"
             )
-        return named
+        return [named[number] for number in numbers]
 
     def to_cleanlab(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return the arguments ``labels`` and ``pred_probs`` of cleanlab's functions.
 
-        The probabilities are **in-sample**: the network was trained on the labels that they are
-        compared with. cleanlab's documentation asks for out-of-sample probabilities, which take
-        several trainings. The ones returned here are means over the training, during most of which
-        wrong labels have not been learned yet. docs/results/labels.md compares the two.
+        The probabilities are **in-sample**, means over the training, during most of which wrong
+        labels have not been learned yet; cleanlab's documentation asks for out-of-sample ones,
+        which take several trainings. docs/results/labels.md compares the two.
 
         Returns:
-            The labels, int64, shape (N,), and the mean softmax of each sample,
-            float32, shape (N, C), whose rows sum to one. Computing them takes about 10 bytes per
-            class and sample: 10 kB per sample with 1,000 classes.
+            The labels, int64, shape (N,), and the mean softmax of each sample, float32, shape
+            (N, C), whose rows sum to one. This takes about 10 bytes per class and sample.
 
         Raises:
             InputError: As for ``suspects``, or a sample was never recorded.
