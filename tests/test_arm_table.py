@@ -76,14 +76,14 @@ def test_a_row_equals_the_numbers_computed_by_hand():
     assert row.skipped == pytest.approx(0.12)
     assert row.accuracy_last == pytest.approx(0.905)
     # The ratios of the times are 0.9, 0.85 and 0.95.
-    assert (full.cost, full.time) == (pytest.approx(0.88), pytest.approx(0.9))
+    assert [full.cost, full.time] == pytest.approx([0.88, 0.9])
 
 
 def test_no_arm_is_compared_with_itself():
     full, method = table_rows(small_comparison())
     assert full.skipped == 0
-    assert full.time_saved is full.saved_in_epochs is None
-    assert method.difference is method.cost is method.time is method.verdict is None
+    assert [full.time_saved, full.saved_in_epochs] == [None] * 2
+    assert [method.difference, method.cost, method.time, method.verdict] == [None] * 4
 
 
 def test_the_interval_is_students_interval_of_the_paired_differences():
@@ -179,8 +179,8 @@ def test_without_full_runs_nothing_is_compared():
 
 def test_full_runs_with_other_seeds_are_not_paired():
     full, row = table_rows([make_run("full", 1, 0.90), pruned(0, 0.89)])
-    assert row.time_saved is row.skipped is None
-    assert full.difference is full.verdict is full.cost is None
+    assert [row.time_saved, row.skipped] == [None] * 2
+    assert [full.difference, full.verdict, full.cost] == [None] * 3
 
 
 def test_the_skipped_share_of_fewer_epochs_is_relative_to_full():

@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 import pytest
 from made_runs import made_recipe, make_compare, make_run, table_rows, with_summary
+from matplotlib.figure import Figure
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -146,6 +147,9 @@ def test_the_method_is_compared_with_every_other_arm(runs):
     assert method["last epoch, %"] == f"{100 * rows[1].accuracy_last:.2f}"
     for line, row in ((full, rows[0]), (random, rows[2])):
         difference = row.difference
+        assert difference is not None
+        assert difference.half_width is not None
+        assert row.cost is not None
         points = f"{100 * difference.mean:+.2f}\N{NO-BREAK SPACE}±{100 * difference.half_width:.2f}"
         assert line["fine-pruning minus arm, points"] == points
         assert line["verdict"] == row.verdict
@@ -161,7 +165,7 @@ def test_the_costs_are_those_of_each_arm(runs):
     full, shown, *_ = lines_of(cost_table(rows))
     assert full["time saved, %"] == full["saved in epochs, %"] == "-"
     assert shown["sample-steps"] == f"{rows[1].samples_trained:,.0f}"
-    assert shown["skipped, %"] == f"{100 * rows[1].skipped:.2f}"
+    assert shown["skipped, %"] == f"{100 * (rows[1].skipped or 0):.2f}"
     assert shown["time saved, %"].startswith(f"{100 * rows[1].time_saved.mean:+.2f}")
     assert "sample-steps of both" not in shown
     both = [dataclasses.replace(row, samples_of_both=1234.0) for row in rows]
@@ -260,13 +264,18 @@ def test_every_figure_is_xml_with_labelled_axes(drawings):
     assert {"epoch", "test loss, nats", "test accuracy, %", "fine-pruning"} <= texts
 
 
+def _noted(figure, seen):
+    seen.append(figure)
+    return ""
+
+
 @pytest.fixture
 def figures(monkeypatch):
     """Returns the figure that a function draws, as matplotlib's object."""
 
     def drawn_by(draw, group, module):
-        seen = []
-        monkeypatch.setattr(f"{module}.svg_text", lambda figure, label: seen.append(figure) or "")
+        seen: list[Figure] = []
+        monkeypatch.setattr(f"{module}.svg_text", lambda figure, label: _noted(figure, seen))
         draw(group)
         return seen[0]
 
@@ -449,6 +458,8 @@ def test_the_headline_claims_what_the_table_shows(runs):
     rows = table_rows(changed)
     assert [row.verdict for row in rows] == ["better", None, "open", "worse"]
     full = rows[0]
+    assert full.cost is not None
+    assert full.time is not None
     assert plain(headline(rows)) == (
         f"fine-pruning: 97.10 %, +2.00 ±0.25 points against full training at {100 * full.cost:.0f} "
         f"% of its sample-steps and {100 * full.time:.0f} % of its time: better than full; worse "
