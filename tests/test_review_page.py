@@ -129,6 +129,20 @@ def test_texts_tables_and_nothing_can_be_shown(watch, tmp_path):
     assert number == watch.num_suspects() == 12
 
 
+def test_a_page_stays_small_and_says_what_it_leaves_out(watch, tmp_path, monkeypatch):
+    page, said = tmp_path / "audit.html", "the last samples are shown without pictures"
+    watch.page(page, pictures(), most=15)
+    text = page.read_text(encoding="utf-8")
+    assert said not in text
+    (size,) = {len(uri) for uri in re.findall(r'<img src="([^"]+)"', text)}
+    for budget, shown in ((14 * size + 1, 15), (3 * size, 3)):
+        monkeypatch.setattr("fineprune.labels.review_page._MOST_BYTES", budget)
+        watch.page(page, pictures(), most=15)
+        text = page.read_text(encoding="utf-8")
+        assert text.count("<img ") == shown
+        assert (said in text) == (shown < 15)
+
+
 class Named(Dataset[Any]):
     """Samples, and the names of their classes."""
 

@@ -111,9 +111,8 @@ class LabelWatch(Untraced):
         """Record a batch of the training.
 
         Everything is copied, so the batch may be changed afterwards. Only the first call waits for
-        the device, to check its batch.
-        Errors in later batches are raised some batches later or, on a GPU, when the evidence is
-        used. Records whose loss is NaN or infinite are left out.
+        the device, to check its batch. Errors in later batches are raised some batches later or, on
+        a GPU, when the evidence is used. Records whose loss is NaN or infinite are left out.
 
         Args:
             index: The indices of the samples; integers, shape (B,).

@@ -159,7 +159,7 @@ def _cards(
     loss = (evidence.loss[index].cpu() / visits.clamp(min=1)).tolist()
     own = shares.gather(1, labels.cpu()[:, None])[:, 0].tolist()
     confidences = torch.sigmoid(scores).tolist()
-    left, cards = _MOST_BYTES, []
+    left, cards, complete = _MOST_BYTES, [], True
     for place, (sample, label, suggestion) in enumerate(
         zip(order.tolist(), labels.tolist(), suggestions.tolist(), strict=True)
     ):
@@ -167,6 +167,8 @@ def _cards(
         if samples.show is not None and left > 0:
             picture, text = view_of(samples.show(sample))
             left -= len(picture or text or "")
+        elif samples.show is not None:
+            complete = False
         where = int(samples.index[sample])
         key = str(where) if samples.keys is None else f"{samples.keys[where]} ({where})"
         picture = "" if picture is None else f'<img src="{picture}" alt="sample {where}">'
@@ -181,7 +183,7 @@ def _cards(
             f"loss {loss[place]:.2f}, {int(visits[place])} visits</small></p>"
             f'<p class="state"></p></li>'
         )
-    return cards, left > 0
+    return cards, complete
 
 
 def _data(samples: Samples) -> str:
