@@ -237,6 +237,7 @@ def test_names_follow_a_target_transform_that_renumbers_the_classes():
 def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"dataset": [0, 1]}, "a data set of 60 samples, got one of 2"),
+        ({"dataset": iter([0, 1])}, "a data set of 60 samples, got one of unknown"),
         ({"keys": ["a"]}, "a list of keys of 60 samples, got one of 1"),
         ({"names": ["a", "b"]}, "the names of 3 classes, .* got 2"),
         ({"names": {"a", "b", "c"}}, "the names of the classes as a list .* got a set"),

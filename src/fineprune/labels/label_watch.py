@@ -333,10 +333,11 @@ class LabelWatch(Untraced):
             own = found is not None and len(found) == len(set(found)) == self.num_samples
             keys = found if own else None
         for what, given in (("data set", dataset), ("list of keys", keys)):
-            if given is not None and len(given) != self.num_samples:
+            number = len(given) if hasattr(given, "__len__") else "unknown"
+            if given is not None and number != self.num_samples:
                 raise InputError(
-                    f"expected a {what} of {self.num_samples} samples, got one of {len(given)}: "
-                    f"give that of the samples whose indices were recorded"
+                    f"expected a {what} of {self.num_samples} samples, got one of {number}: give "
+                    f"that of the samples whose indices were recorded"
                 )
         labels = completed_labels(recorded, self.num_classes, dataset)
         index = np.arange(self.num_samples)
