@@ -1,16 +1,17 @@
 """Prints the tables of finished runs and writes their report, for several commands."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from fineprune.runs.run import Run
+if TYPE_CHECKING:
+    from fineprune.runs.run import Run
 
 
 def show_results(
-    runs: Sequence[Run], page: Path, fraction: float, *, as_json: bool, about: dict[str, object]
+    runs: "Sequence[Run]", page: Path, fraction: float, *, as_json: bool, about: dict[str, object]
 ) -> None:
     """Write the report of finished runs, and print their tables and, last, their headlines."""
     # Imported here, because matplotlib and scipy would delay the start of every command.
@@ -21,6 +22,7 @@ def show_results(
     from fineprune.report.table import print_tables
     from fineprune.report.verdict import headline
     from fineprune.report.wrong_labels import found_line, found_rows
+    from fineprune.runs.files import json_text
 
     groups = grouped(runs)
     rows = [group_rows(group, fraction) for group in groups]
@@ -43,7 +45,7 @@ def show_results(
         dicts = [row for of_group in rows for row in row_dicts(of_group)]
         some = {"wrong_labels": found, "unequal": cautions, "missing": absent}
         there = {name: of for name, of in some.items() if of}
-        typer.echo(json.dumps({**about, "headlines": headlines, "rows": dicts, **there}))
+        typer.echo(json_text({**about, "headlines": headlines, "rows": dicts, **there}))
         return
     console = print_tables(terminal_tables(rows))
     if found:

@@ -305,7 +305,7 @@ def boundaries_of(run: Run) -> tuple[int, ...]:
     has_windows = {"window", "windows_per_interval"} & pruning.keys()
     if not follows_schedule(pruning.get("policy", "")) or not has_windows:
         return ()
-    return make_recipe(run.recipe).schedule().boundaries
+    return make_recipe(run.recipe).schedule().boundaries  # type: ignore[union-attr]
 
 
 def _row(group: Group, arm: str, margin: float) -> Row:

@@ -260,4 +260,4 @@ def _train(run: Run, *, alone: bool) -> str:
     if alone:
         return "fineprune train recipe.toml"
     seed, arm = run.summary.seed, run.summary.arm.replace(":", "-")
-    return f"fineprune train recipe.toml --out runs/repeated/{arm}-{seed} --set run.seed={seed}"
+    return f"fineprune train recipe.toml --out runs/repeated/{arm}-{seed} run.seed={seed}"
