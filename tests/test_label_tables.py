@@ -164,7 +164,7 @@ def test_the_evidence_of_several_runs_is_added(digits, tmp_path):
     assert found(*runs) >= min(found(runs[0]), found(runs[1]))
     assert found(*runs) > 0.8 * number
     said = command("relabel", *(run.run.path for run in runs), "--out", tmp_path / "labels.csv")
-    assert f"--set data.labels={tmp_path / 'labels.csv'} data.label_noise=none" in said
+    assert f"data.labels={tmp_path / 'labels.csv'} data.label_noise=none" in said
     others = recipe(DIGITS, "data.label_noise_seed=1", epochs=2)
     train(others, tmp_path / "others")
     message = refused("relabel", digits, tmp_path / "others", "--out", tmp_path / "x.csv")

@@ -144,7 +144,7 @@ def folder(trained, tmp_path, monkeypatch):
 def tiny(batch_size):
     """Settings for four batches per epoch, one evaluation and one checkpoint."""
     once = ("training.evaluate_every=100", "training.evaluate_last=1", "run.checkpoint_every=100")
-    return "--set", f"data.train_size={4 * batch_size}", *once
+    return f"data.train_size={4 * batch_size}", *once
 
 
 def invoke(*arguments):

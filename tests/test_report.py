@@ -20,7 +20,7 @@ from fineprune.cli.main import app
 from fineprune.cli.results import show_results
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import group_rows, grouped
-from fineprune.experiments.controls import ARMS, arm_recipe
+from fineprune.experiments.controls import arm_recipe
 from fineprune.report.comparison_table import (
     COLUMNS,
     comparison_table,
@@ -935,9 +935,9 @@ def test_runs_without_a_comparison_are_repeated_one_by_one(compared, undrawn):
     full, pruned = repeats(undrawn(runs))
     train = "fineprune train recipe.toml --out runs/repeated/"
     second = runs[1].summary.seed
-    assert full[0] == [f"{train}full-{seed} --set run.seed={seed}" for seed in (0, second)]
+    assert full[0] == [f"{train}full-{seed} run.seed={seed}" for seed in (0, second)]
     assert "policy = &#34;full&#34;" in full[1]
-    assert pruned[0] == [f"{train}fine-pruning-0 --set run.seed=0"]
+    assert pruned[0] == [f"{train}fine-pruning-0 run.seed=0"]
     assert "policy = &#34;fine-pruning&#34;" in pruned[1]
 
 

@@ -128,7 +128,7 @@ def test_a_new_run_is_refused_if_the_folder_holds_any_file_of_a_run(name, finish
         (lambda lines: [], r"metrics of 2 epochs .* got those of the epochs \[\]"),
         (lambda lines: lines[:1], r"metrics of 2 epochs .* got those of the epochs \[0\]"),
         (lambda lines: lines[:1] + lines, r"got those of the epochs \[0, 0\]"),
-        (lambda lines: ["{}\n", *lines[1:]], "expected epoch in line 1 of .*, got None"),
+        (lambda lines: ["{}\n", *lines[1:]], "expected epoch in line 1 of .*, got none"),
         (lambda lines: ["nonsense\n", *lines[1:]], "expected JSON in line 1 of"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_checkpoint_without_its_recipe_is_refused(unfinished):
         ("metrics.jsonl", lambda text: text.rpartition("{")[0], "each of the 4 epochs .* 3 lines"),
         ("metrics.jsonl", lambda text: text.replace('"steps": 3', '"steps": 5', 1), "steps"),
         ("metrics.jsonl", lambda text: "\n" + text, "JSON in line 1"),
-        ("summary.json", lambda text: "{}", "expected version in"),
+        ("summary.json", lambda text: "{}", "expected arm in"),
         ("summary.json", lambda text: text[:-9], "expected JSON in"),
         ("summary.json", lambda text: text.replace('"seed": 0', '"seed": 7'), "of 4 .* seed 7"),
         ("recipe.toml", lambda text: "[data", "recipe of a run"),

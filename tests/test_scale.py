@@ -383,7 +383,7 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     assert CliRunner().invoke(app, command).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")} == before
     assert len(read_scaling(out).runs) == 5
-    changed = CliRunner().invoke(app, [*command, "--set", "training.lr=0.01"])
+    changed = CliRunner().invoke(app, [*command, "training.lr=0.01"])
     assert changed.exit_code == 2
     assert "give another --out" in changed.stderr
 

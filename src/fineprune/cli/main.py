@@ -28,6 +28,11 @@ VERBS = {
 class Verbs(Group):
     """The group of verbs."""
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        # A verb is None until it is imported. The names are those that "Did you mean" suggests.
+        self.commands: dict[str, Any] = dict.fromkeys(VERBS)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the verbs."""
         return list(VERBS)
@@ -36,7 +41,7 @@ class Verbs(Group):
         """Import a verb; None if there is none with this name."""
         if cmd_name not in VERBS:
             return None
-        if cmd_name not in self.commands:
+        if self.commands[cmd_name] is None:
             module = importlib.import_module(f"fineprune.cli.{cmd_name}")
             alone = typer.Typer(rich_markup_mode=None, add_completion=False)
             alone.command(cmd_name)(getattr(module, cmd_name))

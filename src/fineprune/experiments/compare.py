@@ -253,10 +253,10 @@ def _listed(
     earlier = [
         run
         for run in (before.runs if before else ())
-        if run not in named and (folder / run.path / SUMMARY).is_file()
+        if run in named or (folder / run.path / SUMMARY).is_file()
     ]
     known = {arm.name: arm for arm in (*(before.arms if before else ()), *arms)}
-    all_runs = (*earlier, *named)
+    all_runs = tuple(dict.fromkeys((*earlier, *named)))
     used = in_order([known[name] for name in dict.fromkeys(run.arm for run in all_runs)])
     paths = {run.path for run in named}
     noted = before.diverged if before else {}

@@ -82,15 +82,7 @@ def make_arms(recipe: Recipe, names: Sequence[str], num_samples: int) -> list[Ar
               "No Train No Gain" (NeurIPS 2023) recommends.
         num_samples: The number of training samples, N.
     """
-    policy = recipe.pruning.policy
-    if policy == MATCHED or (policy == FULL and not {*names} <= {FULL, SECOND}):
-        raise InputError(
-            f'expected a recipe with a pruning schedule to compare, got policy = "{policy}": '
-            f"set pruning.policy to another one, such as adaptive"
-        )
     for name in names:
-        if name not in (*ALL_ARMS, policy):
-            raise InputError(f"expected arms out of {', '.join(ALL_ARMS)}, got {name!r}")
         if (times := list(names).count(name)) > 1:
             raise InputError(f"expected every arm once, got {name!r} {times} times")
     arms = [_arm(recipe, name, num_samples) for name in names]
@@ -101,6 +93,12 @@ def make_arms(recipe: Recipe, names: Sequence[str], num_samples: int) -> list[Ar
                 f"of its runs, got {', '.join(names)}: add {arm.needs!r}"
             )
     return in_order(arms)
+
+
+def arm_recipe(recipe: Recipe, name: str, num_samples: int) -> Recipe:
+    """Return the recipe of one arm; that of the policy for one that repeats its numbers."""
+    arm = _arm(recipe, name, num_samples)
+    return recipe if arm.takes == "numbers" else recipe.changed(arm.changes)
 
 
 def in_order(arms: Sequence[Arm]) -> list[Arm]:
@@ -114,6 +112,13 @@ def in_order(arms: Sequence[Arm]) -> list[Arm]:
 
 def _arm(recipe: Recipe, name: str, num_samples: int) -> Arm:
     policy = recipe.pruning.policy
+    if policy == MATCHED or (policy == FULL and name not in (FULL, SECOND)):
+        raise InputError(
+            f'expected a recipe with a pruning schedule to compare, got policy = "{policy}": '
+            f"set pruning.policy to another one, such as adaptive"
+        )
+    if name not in (*ALL_ARMS, policy):
+        raise InputError(f"expected arms out of {', '.join(ALL_ARMS)}, got {name!r}")
     full = recipe.replaced("pruning", policy=FULL)
     if name == SECOND:
         if recipe.data.without is not None:

@@ -18,7 +18,7 @@ from fineprune.runs.files import RECIPE
 from fineprune.training.hardware import available_cores
 from fineprune.training.recipe import Recipe
 from fineprune.training.stop import stop_requests
-from fineprune.writing import write_atomically
+from fineprune.writing import make_folder, write_atomically
 
 _POLL_SECONDS = 0.1
 
@@ -103,6 +103,7 @@ class _Process(subprocess.Popen[bytes]):
         self._began = None if run.folder.exists() else time.perf_counter()
         if jobs > 1 and not recipe.run.threads and not (run.folder / RECIPE).exists():
             recipe = recipe.replaced("run", threads=max(1, available_cores() // jobs))
+        make_folder(run.folder.parent)
         write_atomically(self._recipe, recipe.to_toml())
         train = ["-m", "fineprune", "train", str(self._recipe), "--out", str(run.folder)]
         with self._log.open("wb") as log:

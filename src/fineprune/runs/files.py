@@ -31,6 +31,9 @@ SCALING = "scale.json"
 DURATION = "duration.json"
 HISTORY = "history"
 
+# What msgspec says of an object that lacks a key.
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
 _EPOCH_FILE = re.compile(r"epoch-([0-9]{4,9})\.npy")
 
 # The files of runs, comparisons and scaling experiments.
@@ -42,7 +45,7 @@ REPORT = "report.html"
 
 def json_text(content: Any) -> str:
     """Return JSON in one line. Dataclasses become objects, and non-finite numbers null."""
-    return msgspec.json.encode(content, enc_hook=_plain).decode()
+    return msgspec.json.format(msgspec.json.encode(content, enc_hook=_plain).decode(), indent=0)
 
 
 def _plain(value: Any) -> Any:
@@ -75,9 +78,9 @@ def record(content: Any, kind: type[_Record], place: str) -> _Record:
 
 
 def _damaged(place: str, error: msgspec.ValidationError) -> InputError:
-    return InputError(
-        f"expected {place} as fineprune wrote it, got another content: {error}: restore the file"
-    )
+    if missing := _MISSING.match(str(error)):
+        return InputError(f"expected {missing[1]} in {place}, got none: restore the file")
+    return InputError(f"expected {place} as fineprune wrote it, got: {error}: restore the file")
 
 
 def read_array(path: Path, what: str) -> npt.NDArray[Any]:

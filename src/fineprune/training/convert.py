@@ -8,7 +8,7 @@ import difflib
 import math
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -24,8 +24,15 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 _Section = TypeVar("_Section")
 
-# What TOML calls the types, and what msgspec calls the limits of numbers.
-_TYPES = {"array": "list", "object": "table", "str": "str", "float": "float", "int": "int"}
+# What msgspec calls the types and the limits of numbers.
+_TYPES = {
+    "array": "a list",
+    "object": "a table",
+    "str": "a text",
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+}
 _LIMITS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
 _LIMIT = re.compile(r"Expected `\w+` (>=|<=|>|<) (\S+)")
@@ -48,7 +55,7 @@ def converted(section: str, kind: type[_Section], values: Mapping[str, Any]) -> 
         InputError: A key is not known, a value has a wrong type or is out of range, or a setting
             without a default is missing.
     """
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     given = {}
     for key, value in values.items():
         check_known(f"key in [{section}]", key, hints)
@@ -68,7 +75,9 @@ def check_known(what: str, given: str, known: Iterable[str]) -> None:
     names = list(known)
     if given not in names:
         near = difflib.get_close_matches(given, names, n=1)
-        known_ones = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
+        known_ones = f"it has {', '.join(names) or 'no keys'}"
+        if near:
+            known_ones = f"did you mean {near[0]!r}?"
         raise InputError(f"expected a known {what}, got {given!r}: {known_ones}")
 
 
@@ -105,25 +114,31 @@ def _explained(
     name, value = f"{section}.{place}", values.get(key)
     name = name.replace("[...]", " of each key")
     try:
-        for choices in _choices(hints.get(key)):
-            check_one_of(name, str(value), choices)
+        for choices in _parts(hints.get(key), Literal):
+            check_one_of(name, str(value), get_args(choices))
     except InputError as error:
         return error
     if limit := _LIMIT.match(message):
-        number = float(limit[2])
-        what = f"{_LIMITS[limit[1]]} {number:g}" if abs(number) < 1e6 else f"{limit[1]} {limit[2]}"
+        what = f"{_LIMITS[limit[1]]} {limit[2].removesuffix('.0')}"
+        for meta in _parts(hints.get(key), Meta):
+            if meta.ge is not None and meta.le is not None:
+                what = f"in [{meta.ge}, {meta.le}]"
     elif kind := _TYPE.match(message):
         kinds = [_TYPES.get(each, each) for each in kind[1].split(" | ") if each != "null"]
-        what = " or ".join(kinds)
+        what = " or ".join(
+            one for one in kinds if one != "a whole number" or "a number" not in kinds
+        )
     else:
         return InputError(f"expected {name} to be correct, got {value!r}: {message}")
     return InputError(f"expected {name} to be {what}, got {value!r}")
 
 
-def _choices(hint: Any) -> Iterable[tuple[str, ...]]:
-    """Yield the texts of each ``Literal`` in a type."""
-    if get_origin(hint) is Literal:
-        yield get_args(hint)
+def _parts(hint: Any, kind: Any) -> Iterator[Any]:
+    """Yield each ``Meta`` or ``Literal`` in a type."""
+    if get_origin(hint) is kind or (kind is Meta and isinstance(hint, Meta)):
+        yield hint
+    elif kind is Meta and get_origin(hint) is Annotated:
+        yield from (part for part in hint.__metadata__ if isinstance(part, Meta))
     else:
         for part in get_args(hint):
-            yield from _choices(part)
+            yield from _parts(part, kind)

@@ -272,11 +272,11 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
     """
     merged: dict[str, dict[str, Any]] = {}
     for section, values in sections.items():
-        check_known("section", section, [*_KINDS, "pruning"])
         if not isinstance(values, Mapping):
             raise InputError(
                 f"expected [{section}] to be a section with keys, got {section} = {values!r}"
             )
+        check_known("section", section, [*_KINDS, "pruning"])
         merged[section] = dict(values)
     of_pruning: dict[str, Any] = {}
     for section, key, value in map(_parsed, changes):
@@ -296,8 +296,7 @@ def _parsed(change: str) -> tuple[str, str, Any]:
     section, _, key = name.strip().partition(".")
     if not separator or not section or not key:
         raise InputError(
-            f"expected a change of a setting as section.key=value, got {change!r}: write for "
-            f"example training.epochs=20"
+            f"expected section.key=value, such as training.epochs=20, got {change!r}"
         )
     try:
         return section, key, tomllib.loads(f"value = {text.strip()}")["value"]

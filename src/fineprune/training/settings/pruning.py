@@ -61,7 +61,7 @@ def pruning_settings(section: Mapping[str, Any]) -> PruningSettings:
     values = {key: value for key, value in section.items() if value is not None}
     policy = values.pop("policy", "full")
     if not isinstance(policy, str):
-        raise InputError(f"expected pruning.policy to be str, got {policy!r}")
+        raise InputError(f"expected pruning.policy to be a text, got {policy!r}")
     return PruningSettings(policy, values)
 
 

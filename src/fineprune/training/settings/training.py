@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -11,6 +11,11 @@ from fineprune.training.convert import Count, Positive, Share, Whole
 
 # A schedule is planned epoch by epoch before the training, which takes seconds for this number.
 _MOST_EPOCHS = 100_000
+
+OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "rmsprop-tf"]
+ScheduleName = Literal[
+    "milestones", "cosine", "linear", "quadratic", "one-cycle", "constant", "cooldown", "rates"
+]
 
 _RMSPROP = ("rmsprop", "rmsprop-tf")
 # The settings that only some optimizers or schedules have, with the default where they apply.
@@ -22,11 +27,7 @@ _ONLY_WITH: dict[str, tuple[str, tuple[str, ...], Any]] = {
     "milestones": ("schedule", ("milestones",), ()),
     "gamma": ("schedule", ("milestones",), 0.2),
     "rates": ("schedule", ("rates",), ()),
-    "warmup": (
-        "schedule",
-        ("milestones", "cosine", "linear", "quadratic", "one-cycle", "constant", "cooldown"),
-        0,
-    ),
+    "warmup": ("schedule", tuple(name for name in get_args(ScheduleName) if name != "rates"), 0),
 }
 
 
@@ -72,19 +73,10 @@ class TrainingSettings:
     batch_size: Count = 128
     accumulation: Count = 1
     drop_last: bool = False
-    optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "rmsprop-tf"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     lr: Positive = 0.1
     lr_scale: dict[str, Positive] | None = None
-    schedule: Literal[
-        "milestones",
-        "cosine",
-        "linear",
-        "quadratic",
-        "one-cycle",
-        "constant",
-        "cooldown",
-        "rates",
-    ] = "milestones"
+    schedule: ScheduleName = "milestones"
     milestones: tuple[int, ...] = ()
     gamma: Positive | None = None
     rates: tuple[Annotated[float, Meta(ge=0)], ...] = ()
