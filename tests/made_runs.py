@@ -77,7 +77,9 @@ def make_compare(
         for arm in made:
             changed = recipe if arm.takes == "numbers" else recipe.changed(arm.changes)
             seeded = changed.replaced("run", seed=seed)
-            make_run(folder / f"{arm.name}-{seed}", seeded, arm.name, counts=counts, history=history)
+            make_run(
+                folder / f"{arm.name}-{seed}", seeded, arm.name, counts=counts, history=history
+            )
     runs = [ListedRun(arm=arm, seed=seed, path=f"{arm}-{seed}") for seed in seeds for arm in arms]
     listed = Comparison(title=title, sha256={}, arms=tuple(made), runs=tuple(runs))
     write_comparison(folder, listed)

@@ -98,7 +98,10 @@ COMMANDS = [
     ("train", "Missing argument 'recipe': see fineprune train --help\n"),
     (f"train {QUICK} --sets a=1", "No such option: --sets"),
     (f"train {QUICK} --out", "Option '--out' requires an argument: see fineprune --help\n"),
-    (f"train {QUICK} nonsense", "expected section.key=value, such as training.epochs=20, got 'nonsense'"),
+    (
+        f"train {QUICK} nonsense",
+        "expected section.key=value, such as training.epochs=20, got 'nonsense'",
+    ),
     (
         f"compare {QUICK} --seeds two",
         "valid integer, unable to parse string as an integer, got 'two",
@@ -159,7 +162,10 @@ COMMANDS = [
     (f"train {QUICK} pruning.count=3", "count=3 and block=1"),
     (f"train {QUICK} pruning.attenuation=0.5", "at least 1, got 0.5"),
     (f"train {QUICK} run.seed=-1", "expected run.seed to be in [0, 4294967295], got -1"),
-    (f"train {QUICK} run.seed=18446744073709551616", "run.seed to be in [0, 4294967295], got 18446744073709551616"),
+    (
+        f"train {QUICK} run.seed=18446744073709551616",
+        "run.seed to be in [0, 4294967295], got 18446744073709551616",
+    ),
     (f"train {QUICK} run.device=meta", "auto, cpu, cuda, cuda:N or mps, got 'meta'"),
     (f"train {QUICK} run.device=cuda:99", "cuda:99"),
     *(
@@ -204,7 +210,10 @@ COMMANDS = [
         ": set another network.name or data.image_size",
     ),
     (f"train {QUICK} run.threads=100000", "run.threads to be in [0, 1024], got 100000"),
-    (f"train {QUICK} training.=3", "section.key=value, such as training.epochs=20, got 'training.=3'"),
+    (
+        f"train {QUICK} training.=3",
+        "section.key=value, such as training.epochs=20, got 'training.=3'",
+    ),
     (
         f"plan {QUICK} --ranks 4 distributed.strategy=sync distributed.workers=4",
         "expected one process of torchrun with distributed.strategy or distributed.simulate",
@@ -330,7 +339,10 @@ COMMANDS = [
     ("report runs/summary-empty", "expected arm in runs/summary-empty/summary.json, got none"),
     ("report runs/metrics-text", "runs/metrics-text"),
     ("report runs/comparison-text", "expected JSON in"),
-    ("report runs/comparison-empty", "expected title in runs/comparison-empty/compare.json, got none"),
+    (
+        "report runs/comparison-empty",
+        "expected title in runs/comparison-empty/compare.json, got none",
+    ),
     # Comparisons and configurations.
     (f"compare {QUICK} --seeds 0", "expected --seeds from 1 to 1000, got 0"),
     (f"compare {QUICK} --jobs 0", "expected --jobs from 1 to 1000, got 0"),

@@ -232,5 +232,5 @@ def test_the_terminal_says_if_runs_have_different_precisions(tmp_path):
     assert said in " ".join(result.stdout.split())
     assert said in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert (
-        said in json.loads(CliRunner().invoke(app, ["report", "c", "--json"]).stdout)["unequal"][0]
+        said in json.loads(CliRunner().invoke(app, ["report", "c", "--json"]).stdout)["cautions"][0]
     )

@@ -17,8 +17,8 @@ from fineprune.experiments.compare import compare, plan_runs
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.controls import make_arms
 from fineprune.experiments.scale import scale
-from fineprune.report.facts import missing
-from fineprune.report.html import write_report
+from fineprune.report.comparison import write_report
+from fineprune.report.facts import cautions
 from fineprune.runs.comparison import read_comparison
 from fineprune.runs.files import read_metrics, whole_lines
 from fineprune.runs.run import diverged_runs, read_run, read_runs
@@ -244,8 +244,7 @@ def test_the_folder_of_a_run_is_refused(whole):
 def test_the_progress_says_which_runs_finished_with_which_accuracy(whole, said):
     lines = [line for line, _, _ in said if line]
     assert sorted(lines) == sorted(
-        f"finished {arm}, seed 0, accuracy "
-        f"{read_run(whole / f'{arm}-0').summary.accuracy_last:.2%}"
+        f"finished {arm}, seed 0, accuracy {read_run(whole / f'{arm}-0').summary.accuracy_last:.2%}"
         for arm in ALL_TRAINED
     )
     assert said[-1][1:] == (96, 96)
@@ -367,7 +366,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
     write_report(read, tmp_path / "report.html", 0.004)
     page = (tmp_path / "report.html").read_text()
     assert "A run is missing: full, seed 1 (" in page
-    assert len(missing(read)) == 2
+    assert sum("A run is missing" in sentence for sentence in cautions(read)) == 2
     start(1)  # The runs that were not named stay as they are.
     assert list(diverged_runs(folder)) == ["full-1", "fine-pruning-1"]
 

@@ -130,7 +130,8 @@ def test_the_end_of_an_epoch_waits_for_every_kind_of_device(monkeypatch):
 
 @needs_gpu
 @pytest.mark.parametrize(
-    ("compiling", "optimizer"), [("on", "sgd"), *(("off", name) for name in get_args(OptimizerName))]
+    ("compiling", "optimizer"),
+    [("on", "sgd"), *(("off", name) for name in get_args(OptimizerName))],
 )
 def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
     def watched(state, epoch, totals, save, stop):

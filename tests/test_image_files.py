@@ -409,7 +409,7 @@ def test_a_class_that_tables_of_labels_cannot_name_is_told_before_the_training(t
     write_folder(tmp_path / "train", 8)
     (tmp_path / "train" / CLASSES[0]).rename(tmp_path / "train/drop")
     load_data(recipe(tmp_path, "data.test=none", "data.validation=4"))
-    assert "has a class 'drop', so fineprune relabel writes no table" in caplog.text
+    assert "has a class 'drop', so fineprune inspect writes no table" in caplog.text
 
 
 def test_a_run_goes_on_with_moved_images_but_not_with_others(

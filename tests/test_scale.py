@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fineprune.experiments.launched_run import launch
 from made_runs import made_summary
 from rich.console import Console
 from test_report import parse_strictly
@@ -22,7 +23,6 @@ from typer.testing import CliRunner
 from fineprune.cli.main import app
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.configurations import configuration, configured
-from fineprune.experiments.launched_run import launch
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.experiments.scale import scale
 from fineprune.experiments.scale_table import Scaled, loss_curve, read_scaling, scale_rows

@@ -28,22 +28,6 @@ METHODS = tuple(name for name in POLICY_NAMES if name not in (FULL, "random", MA
 # All arms, in the order of tables.
 ALL_ARMS = (FULL, SECOND, *METHODS, "random", MATCHED, SHORTER, FEWER)
 
-# FOLLOWS-REPORT
-FIRST, COOLDOWN = FULL, "cooldown-"
-
-
-def is_shorter(arm: str) -> bool:
-    """Return whether an arm trains on all data for fewer epochs."""
-    return arm in (SHORTER, FEWER)
-
-
-def changed_settings(arm: str) -> tuple[str, ...]:
-    """Return the settings of the training that an arm may change."""
-    return ("epochs", "milestones", "warmup", "schedule", "rates", "gamma") if is_shorter(arm) else ()
-
-
-# END
-
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
     """Return the arms of a comparison whose user names none."""

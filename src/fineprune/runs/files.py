@@ -5,7 +5,6 @@ the new one. The metrics are appended, one line per epoch, and each line is on d
 that depends on it is written.
 """
 
-import math
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -160,13 +159,3 @@ def whole_lines(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
     return text.splitlines(keepends=True)[: text.count("\n")]
 
-
-def finite(content: Any) -> Any:
-    """Return JSON content in which every non-finite number is replaced by None."""
-    if isinstance(content, dict):
-        return {key: finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [finite(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    return content

@@ -61,9 +61,7 @@ def _build(
     shared: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "rmsprop-tf":
         epsilon = 1.0 if settings.epsilon is None else settings.epsilon
-        return RMSPropTF(
-            parameters, decay=decay, epsilon=epsilon, momentum=momentum, **shared
-        )
+        return RMSPropTF(parameters, decay=decay, epsilon=epsilon, momentum=momentum, **shared)
     if settings.optimizer == "rmsprop":
         epsilon = 1e-8 if settings.epsilon is None else settings.epsilon
         if device == "cuda":
@@ -77,9 +75,7 @@ def _build(
         return torch.optim.Adam(parameters, **shared)
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(parameters, **shared)
-    return torch.optim.SGD(
-        parameters, momentum=momentum, nesterov=settings.nesterov, **shared
-    )
+    return torch.optim.SGD(parameters, momentum=momentum, nesterov=settings.nesterov, **shared)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -295,9 +295,7 @@ def _parsed(change: str) -> tuple[str, str, Any]:
     name, separator, text = change.partition("=")
     section, _, key = name.strip().partition(".")
     if not separator or not section or not key:
-        raise InputError(
-            f"expected section.key=value, such as training.epochs=20, got {change!r}"
-        )
+        raise InputError(f"expected section.key=value, such as training.epochs=20, got {change!r}")
     try:
         return section, key, tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:

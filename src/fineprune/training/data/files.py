@@ -52,7 +52,7 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     index = load_index(source, next(begun, None)).with_numbers(recipe.network.classes, source)
     if DROP_WORD in index.classes:
         _LOGGER.warning(
-            "%s has a class %r, so fineprune relabel writes no table of labels for it, since this "
+            "%s has a class %r, so fineprune inspect writes no table of labels for it, since this "
             "word leaves samples out: rename the class, or remove its samples",
             *(source, DROP_WORD),
         )
