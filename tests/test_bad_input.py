@@ -82,7 +82,39 @@ def frozen(classes, channels):
     return torch.nn.Sequential(torch.nn.Flatten(), layer)
 """
 
-QUICK = "recipes/quick.toml"
+QUICK = "fine.toml"
+FINE = """
+[data]
+name = "digits"
+train_size = 1024
+
+[network]
+name = "lenet"
+
+[training]
+epochs = 12
+batch_size = 32
+lr = 0.05
+milestones = [6, 9]
+gamma = 0.2
+momentum = 0.9
+weight_decay = 5e-4
+evaluate_every = 3
+evaluate_last = 1
+
+[pruning]
+policy = "fine-pruning"
+window = 6
+start = 2
+attenuation = 2.0
+block = 1
+count = 1
+prune = 0.5
+
+[run]
+seed = 0
+threads = 1
+"""
 PLAN = "plan training.epochs=20 pruning.window=10 pruning.start=4"
 
 
@@ -398,6 +430,7 @@ def prepared(tmp_path_factory):
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     (folder / "own_inputs.py").write_text(OWN_INPUTS)
     (folder / "file").write_text("a file")
+    (folder / "fine.toml").write_text(FINE)
     (folder / "not-toml.toml").write_text("[training\nepochs = 3\n")
     (folder / "latin1.toml").write_bytes('[data]\ndir = "d\xe4ta"\n'.encode("latin-1"))
     (folder / "empty.toml").write_text("# nothing\n")
@@ -426,7 +459,7 @@ def prepared(tmp_path_factory):
 
     done = folder / "runs/done"
     less = ["training.epochs=2", "training.milestones=[]", "run.threads=1"]
-    train(read_recipe(folder / "recipes/quick.toml", less), done)
+    train(read_recipe(folder / "fine.toml", less), done)
     for name, file, content in (
         ("stopped", "summary.json", None),
         ("recipe-text", "recipe.toml", "[training\n"),

@@ -107,7 +107,7 @@ def test_the_commands_of_the_page_work_one_after_another(folder, fast_runs):
     compared = folder / "runs/digits-compare"
     listed = json.loads((compared / "compare.json").read_text())
     assert len(listed["runs"]) == 12
-    assert len(set(listed["seeds"])) == 3
+    assert {run["seed"] for run in listed["runs"]} == {0, 1, 2}
     # The same command again trains nothing, and another recipe is refused.
     before = {path: path.stat().st_mtime_ns for path in compared.glob("*/metrics.jsonl")}
     again = run("compare", "recipes/digits.toml", *LESS, "--json")
@@ -220,6 +220,9 @@ def steps_at_once(strategy, workers, group=1):
     """The forecast of 12 epochs on 1,024 samples in batches of 32, 0.5 s per step."""
     changes = [f"strategy={strategy}", f"workers={workers}", f"group={group}"]
     settings = [f"distributed.{change}" for change in changes]
+    settings += ["training.epochs=12", "training.milestones=[6,9]", "pruning.policy=fine-pruning"]
+    settings += ["pruning.window=6", "pruning.start=2", "pruning.attenuation=2"]
+    settings += ["pruning.prune=0.5"]
     options = ["plan", "quick", "--step-time", "0.5", *settings]
     return json.loads(run(*options, "--json").stdout), run(*options).stdout
 
@@ -430,7 +433,7 @@ def test_every_example_in_the_help_runs(tmp_path, monkeypatch, fast_runs):
         result = run(*arguments)
         assert result.exit_code == 0, result.output
     assert json.loads((folder / "runs/first/summary.json").read_text())["seed"] == 1
-    assert (folder / "runs/quick-compare/fine-pruning-1/summary.json").exists()
+    assert (folder / "runs/quick-compare/adaptive-1/summary.json").exists()
     assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
     assert len(list((folder / "runs/quick-scale").glob("*/summary.json"))) == 2
     assert "--nodes=8" in (folder / "job.sh").read_text(encoding="utf-8")
@@ -474,7 +477,7 @@ def test_an_installed_wheel_has_the_recipes(tmp_path):
 def test_a_file_comes_before_the_packaged_recipe_of_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "recipes/quick.toml").read_text(encoding="utf-8")
-    (tmp_path / "quick").write_text(text.replace("epochs = 12", "epochs = 18"))
+    (tmp_path / "quick").write_text(text.replace("epochs = 20", "epochs = 18"))
     assert json.loads(run("plan", "quick", "--json").stdout)["epochs"] == 18
 
 
@@ -502,6 +505,10 @@ def test_the_quick_recipe_learns(tmp_path, monkeypatch, one_thread_everywhere):
     monkeypatch.chdir(tmp_path)
     summary = json.loads(run("train", "quick", "--json").stdout)
     assert summary["accuracy_last"] > 0.85
+    # It finds the wrong labels, and skips what the steps that it saves would have trained.
+    assert summary["suspicion"]["precision"] > 0.8
+    assert summary["suspicion"]["recall"] > 0.8
+    assert summary["skipped_share"] == pytest.approx(0.35, abs=0.01)
 
 
 # The tests of an integration run its example, and those of label examples theirs.

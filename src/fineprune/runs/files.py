@@ -158,4 +158,3 @@ def whole_lines(path: Path) -> list[str]:
     with explaining(f"expected UTF-8 in {path}, cannot read it"):
         text = path.read_text(encoding="utf-8")
     return text.splitlines(keepends=True)[: text.count("\n")]
-

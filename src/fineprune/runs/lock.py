@@ -51,9 +51,9 @@ def only_writer(folder: Path) -> Iterator[None]:
         _held[place] = _identity(file)
         yield
     finally:
-        _held.pop(place, None)
+        own = _held.pop(place, None)
         with contextlib.suppress(OSError):  # It may have been moved or written to.
-            if created and list(folder.iterdir()) == [file]:
+            if created and own == _identity(file) and list(folder.iterdir()) == [file]:
                 file.unlink()
                 for path in created:
                     path.rmdir()
