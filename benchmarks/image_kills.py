@@ -85,7 +85,7 @@ class Training:
         self.out = folder / "run"
         self.log = folder / "stderr.txt"
         self._command = [sys.executable, "-m", "fineprune", "train", str(options.recipe)]
-        self._command += ["--resume", "--set", f"data.train={source / 'train'}"]
+        self._command += ["--resume", f"data.train={source / 'train'}"]
         self._command += [f"data.test={source / 'test'}", f"data.workers={options.workers}"]
         self._command += [f"run.checkpoint_steps={options.checkpoint_steps}", "run.threads=1"]
         self._command += ["network.name=lenet", f"training.epochs={options.epochs}"]

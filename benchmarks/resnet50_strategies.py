@@ -97,7 +97,7 @@ def train(name: str, recipe: Path, out: Path) -> dict[str, Any]:
     """Train with a strategy, and return its row of the table."""
     launcher, changes = STRATEGIES[name]
     command = [sys.executable, *launcher, "-m", "fineprune", "train", str(recipe)]
-    command += ["--out", str(out), *(["--set", *changes] if changes else [])]
+    command += ["--out", str(out), *changes]
     mark, most, started = f"FINEPRUNE_MEASURED={uuid.uuid4()}", 0, time.perf_counter()
     with out.with_suffix(".log").open("w+") as log:
         process = subprocess.Popen(

@@ -78,17 +78,11 @@ def python_file(python, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fast_spawn(python_file):
-    """Lets ``multiprocessing`` start its processes in the Python that has imported torch.
-
-    Their parent is that Python, so the runs of a comparison must not watch it. They end with the
-    process that asked for them.
-    """
-    from fineprune.experiments import run_pool
-
+    """Lets ``multiprocessing`` and experiments start processes in the Python with torch."""
     before = multiprocessing.spawn.get_executable()
     multiprocessing.set_executable(python_file)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_pool, "end_with_parent", int)  # does nothing, and can be pickled
+        patch.setattr(sys, "executable", python_file)
         yield
     multiprocessing.set_executable(before)
 

@@ -90,7 +90,7 @@ def test_compare_trains_the_policy_and_its_controls_at_the_same_cost(tmp_path):
     folder = tmp_path / "compared"
     # The policy ignores a schedule, and so does the report.
     command = ["compare", str(tmp_path / "recipe.toml"), "--out", str(folder)]
-    command += ["--set", "pruning.window=4"]
+    command += ["pruning.window=4"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     samples = {run.summary.arm: run.summary.samples_trained for run in read_runs([folder])}

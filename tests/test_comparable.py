@@ -16,6 +16,7 @@ from fineprune.cli.main import app
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.compare import compare, plan_runs
 from fineprune.experiments.configurations import configuration, configured
+from fineprune.experiments.controls import make_arms
 from fineprune.experiments.scale import scale
 from fineprune.runs.files import write_json
 from fineprune.runs.folder import RunFolder
@@ -45,9 +46,14 @@ RECIPE = {
 ARMS = ("full",)
 
 
+def planned(recipe, folder, seeds):
+    data = load_data(resolved(recipe))
+    return plan_runs(recipe, folder, seeds, make_arms(recipe, ARMS, data.num_samples), data)
+
+
 def trained(recipe, folder, seeds=1):
     """Train a comparison in this process, which takes less time than new ones."""
-    for run in plan_runs(recipe, folder, seeds, ARMS):
+    for run in planned(recipe, folder, seeds):
         train(run.recipe, run.folder, resume=True)
     compare(recipe, folder, title="c", seeds=seeds, arms=ARMS)
 
@@ -169,7 +175,7 @@ def test_runs_with_other_labels_weights_or_data_are_not_in_one_table(what, sourc
     recipe, change = source(tmp_path)
     trained(recipe, tmp_path / "c")
     change()
-    added = plan_runs(recipe, tmp_path / "c", 2, ARMS)[1]
+    added = planned(recipe, tmp_path / "c", 2)[1]
     train(added.recipe, added.folder)
     listing = json.loads((tmp_path / "c/compare.json").read_text())
     seed = added.recipe.run.seed
@@ -181,7 +187,7 @@ def test_runs_with_other_labels_weights_or_data_are_not_in_one_table(what, sourc
 
 def test_a_file_that_changes_while_a_comparison_trains_ends_it(tmp_path):
     recipe, change = with_weights(tmp_path)
-    run = plan_runs(recipe, tmp_path / "c", 1, ARMS)[0]
+    run = planned(recipe, tmp_path / "c", 1)[0]
     train_through(0, run.recipe, run.folder)
     change()
     with pytest.raises(RunError, match="the weights changed while the comparison trained: remove"):

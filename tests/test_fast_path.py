@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+from typing import get_args
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.recipe import make_recipe
-from fineprune.training.settings.training import OPTIMIZERS, TrainingSettings
+from fineprune.training.settings.training import OptimizerName, TrainingSettings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -129,7 +130,8 @@ def test_the_end_of_an_epoch_waits_for_every_kind_of_device(monkeypatch):
 
 @needs_gpu
 @pytest.mark.parametrize(
-    ("compiling", "optimizer"), [("on", "sgd"), *(("off", name) for name in OPTIMIZERS)]
+    ("compiling", "optimizer"),
+    [("on", "sgd"), *(("off", name) for name in get_args(OptimizerName))],
 )
 def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
     def watched(state, epoch, totals, save, stop):

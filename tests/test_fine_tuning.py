@@ -8,6 +8,7 @@ import threading
 import tomllib
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ from fineprune.training.optimizer import build_optimizer
 from fineprune.training.parameter_prefixes import check_prefixes, freeze, training_mode
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
-from fineprune.training.settings.training import OPTIMIZERS, TrainingSettings
+from fineprune.training.settings.training import OptimizerName, TrainingSettings
 
 RECIPE = {
     "data": {"name": "synthetic", "train_size": 64, "image_size": 32},
@@ -165,7 +166,7 @@ def gradients(model, step):
     return [torch.randn(p.shape, generator=generator) for p in model.parameters()]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", get_args(OptimizerName))
 def test_factors_multiply_the_rates_of_their_parameters(name):
     """Each part is updated as by an optimizer with the multiplied rate, while the rate changes."""
     settings = TrainingSettings(optimizer=name, lr_scale=SCALES)
@@ -197,7 +198,7 @@ def test_factors_multiply_the_rates_of_their_parameters(name):
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", get_args(OptimizerName))
 def test_servers_apply_the_factors_to_their_pieces(name, servers):
     settings = TrainingSettings(optimizer=name, lr_scale=SCALES)
     model, served = small(), small()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fineprune.datasets.loader_process import LoaderPool, TrainingLoader
 from fineprune.distributed.all_reduce import RankGroup
-from fineprune.errors import InputError
+from fineprune.errors import InputError, TrainingDiverged
 from fineprune.inspection.inspected import read_inspected
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
@@ -24,7 +24,6 @@ from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data.run_data import split
 from fineprune.training.data.seeded_samples import SeededSamples, sample_fetch
 from fineprune.training.data.user import own_data
-from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 from fineprune.training.stop import Stopped

@@ -376,7 +376,8 @@ def test_a_recipe_without_its_first_section_is_one_line(tmp_path):
     folder = make_compare(tmp_path / "c", arms=["full"], seeds=[0])
     file = folder / "full-0/recipe.toml"
     file.write_text(file.read_text().partition("\n")[2])
-    with pytest.raises(InputError, match=r"the sections of a recipe in .*full-0/recipe\.toml, got"):
+    said = r"expected .*full-0/recipe\.toml as fineprune wrote it, got: Expected `object`"
+    with pytest.raises(InputError, match=said):
         read_runs([folder])
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import multiprocessing
+import os
 import re
 import resource
 import shutil
@@ -22,12 +23,11 @@ from fineprune.cli.main import app
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 from fineprune.distributed.parameter_servers.server import ParameterServer
-from fineprune.errors import InputError, RunError
-from fineprune.runs.files import append_metrics, read_metrics
+from fineprune.errors import InputError, RunError, TrainingDiverged
+from fineprune.runs.files import append_metrics, read_metrics, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
-from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.stop import Stopped
@@ -128,7 +128,7 @@ def test_a_new_run_is_refused_if_the_folder_holds_any_file_of_a_run(name, finish
         (lambda lines: [], r"metrics of 2 epochs .* got those of the epochs \[\]"),
         (lambda lines: lines[:1], r"metrics of 2 epochs .* got those of the epochs \[0\]"),
         (lambda lines: lines[:1] + lines, r"got those of the epochs \[0, 0\]"),
-        (lambda lines: ["{}\n", *lines[1:]], "expected epoch in line 1 of .*, got None"),
+        (lambda lines: ["{}\n", *lines[1:]], "expected epoch in line 1 of .*, got none"),
         (lambda lines: ["nonsense\n", *lines[1:]], "expected JSON in line 1 of"),
     ],
 )
@@ -167,7 +167,7 @@ def test_a_checkpoint_without_its_recipe_is_refused(unfinished):
         ("metrics.jsonl", lambda text: text.rpartition("{")[0], "each of the 4 epochs .* 3 lines"),
         ("metrics.jsonl", lambda text: text.replace('"steps": 3', '"steps": 5', 1), "steps"),
         ("metrics.jsonl", lambda text: "\n" + text, "JSON in line 1"),
-        ("summary.json", lambda text: "{}", "expected version in"),
+        ("summary.json", lambda text: "{}", "expected arm in"),
         ("summary.json", lambda text: text[:-9], "expected JSON in"),
         ("summary.json", lambda text: text.replace('"seed": 0', '"seed": 7'), "of 4 .* seed 7"),
         ("recipe.toml", lambda text: "[data", "recipe of a run"),
@@ -470,3 +470,60 @@ def test_before_the_first_checkpoint_a_run_begins_anew_whatever_the_new_interval
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     train(small("run.checkpoint_every=1"), tmp_path, resume=True)
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == recipe.training.epochs
+
+
+# The lock
+
+
+def test_a_folder_that_is_renamed_and_replaced_is_not_written_to(tmp_path):
+    """Its lock is on the file, and what is written goes to the name."""
+    folder = tmp_path / "run"
+    with only_writer(folder):
+        append_metrics(folder / "metrics.jsonl", {"epoch": 0})
+        folder.rename(tmp_path / "moved")
+        with pytest.raises(RunError, match="was renamed, removed or replaced while this process"):
+            append_metrics(folder / "metrics.jsonl", {"epoch": 1})
+        folder.mkdir()
+        (folder / ".lock").write_text("1\nelsewhere\n")
+        for write in (append_metrics, write_json):
+            with pytest.raises(RunError, match="resume where the folder is now"):
+                write(folder / "metrics.jsonl", {"epoch": 1})
+    assert [line["epoch"] for line in read_metrics(tmp_path / "moved/metrics.jsonl")] == [0]
+    assert not (folder / "metrics.jsonl").exists()
+    append_metrics(folder / "metrics.jsonl", {"epoch": 0})  # Who holds no lock is not checked.
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_on_a_file_system_without_locks_the_file_is_the_lock(number, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with only_writer(tmp_path / "run"):
+        (tmp_path / "run/a").touch()
+        with (
+            pytest.raises(InputError, match=rf"got process {os.getpid()}.*, remove .*\.lock"),
+            only_writer(tmp_path / "run"),
+        ):
+            pass
+    with only_writer(tmp_path / "run"):
+        pass
+
+
+def test_the_lock_of_another_host_is_named_with_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "")))
+    (tmp_path / ".lock").write_text("7\nnode3\n")
+    said = rf"got process 7 on node3: .* if it runs no more, remove {tmp_path / '.lock'}"
+    with pytest.raises(InputError, match=said), only_writer(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_fsync_is_no_error(number, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    append_metrics(tmp_path / "metrics.jsonl", {"epoch": 0})
+    write_json(tmp_path / "x.json", {"a": float("nan")})
+    assert (tmp_path / "x.json").read_text() == '{\n  "a": null\n}\n'

@@ -92,7 +92,7 @@ def test_training_keeps_everything_that_is_not_its_own(folder):
     for name in (*theirs, "cache.tmp/file"):
         (out / name).write_text("mine")
     before = state_of(out)
-    result = run("train q.toml --out mine --set run.tensorboard=true")
+    result = run("train q.toml --out mine run.tensorboard=true")
     assert result.exit_code == 0, result.output
     after = state_of(out)
     assert {name: after.get(name) for name in before} == before
@@ -127,7 +127,7 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
         ("plan q.toml --svg q.toml", "expected --svg not to be the input q.toml"),
         ("plan q.toml --svg ./x/../q.toml", "expected --svg not to be the input q.toml"),
         (
-            "plan q.toml --samples 9 --set data.labels=labels.npy --svg labels.npy",
+            "plan q.toml --samples 9 data.labels=labels.npy --svg labels.npy",
             "expected --svg not to be the input labels.npy",
         ),
         ("report done --out done/summary.json", "expected --out not to be a file of a run"),
@@ -252,10 +252,10 @@ def test_a_folder_that_is_moved_while_a_run_trains_is_one_line(folder):
     ("command", "message"),
     [
         ("plan q.toml --samples 1000000000000", "expected --samples of at most 1,000,000,000"),
-        ("compare q.toml --seeds 100000000", "expected at most 1000 seeds, got 100000000"),
-        ("train q.toml --set data.labels=long.csv", "expected an index of 0 to 127 in line 2"),
+        ("compare q.toml --seeds 100000000", "expected --seeds from 1 to 1000, got 100000000"),
+        ("train q.toml data.labels=long.csv", "expected an index of 0 to 127 in line 2"),
         (
-            "train q.toml --set data.labels=long.txt",
+            "train q.toml data.labels=long.txt",
             "of a class in line 1 of long.txt, got '1111",
         ),
         (f"scale q.toml 'async {'9' * 5000}+1'", "expected a configuration such as"),
@@ -286,7 +286,7 @@ def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
 
 def test_own_data_that_exits_is_a_failure(folder):
     (folder / "leaving.py").write_text("import sys\n\ndef data():\n    sys.exit(0)\n")
-    result = run("train q.toml --set data.name=leaving:data data.train_size=none")
+    result = run("train q.toml data.name=leaving:data data.train_size=none")
     assert result.exit_code == 1
     assert "the code called sys.exit(0)" in result.stderr
 

@@ -336,9 +336,9 @@ def test_processes_with_servers_share_a_nodes_cpus(nodes, settings, cpus, thread
     ("nodes", "settings", "message"),
     [
         (0, {"workers": 2}, "expected nodes to be at least 1, got 0"),
-        (8, {"workers": 2}, "all 8 nodes, got 2 workers.*--set distributed.workers=8$"),
-        (4, {"workers": 4, "group": 2}, "groups of 2.*--set distributed.workers=8$"),
-        (8, {"workers": 2, "dedicated": 3}, "3 dedicated.*--set distributed.workers=5$"),
+        (8, {"workers": 2}, "all 8 nodes, got 2 workers.*distributed.workers=8$"),
+        (4, {"workers": 4, "group": 2}, "groups of 2.*distributed.workers=8$"),
+        (8, {"workers": 2, "dedicated": 3}, "3 dedicated.*distributed.workers=5$"),
         (2, {"workers": 4, "cpus_per_task": 1}, "expected 2 CPUs per node, 1 for each of its 2"),
         (2, {"workers": 2, "threads": 4, "cpus_per_task": 3}, "expected 4 CPUs per node, 4 for"),
         (2, {"workers": 2, "cpus_per_task": 0}, "expected 1 CPUs per node"),
@@ -379,21 +379,21 @@ def test_the_verb_writes_the_script(tmp_path):
     [
         ("", ""),
         (
-            "--set distributed.strategy=sync --cpus 9",
-            " --set distributed.strategy=sync --set run.threads=8 --set run.device=cpu",
+            "distributed.strategy=sync --cpus 9",
+            " distributed.strategy=sync run.threads=8 run.device=cpu",
         ),
         (
-            "--set distributed.strategy=sync --strategy async --gpus 1 --set run.threads=3",
-            " --set distributed.strategy=sync --set run.threads=3 --set distributed.strategy=async",
+            "distributed.strategy=sync --strategy async --gpus 1 run.threads=3",
+            " distributed.strategy=sync run.threads=3 distributed.strategy=async",
         ),
         (
-            "--set distributed.strategy=sync --strategy all-reduce",
-            " --set distributed.strategy=sync --set distributed.strategy=none",
+            "distributed.strategy=sync --strategy all-reduce",
+            " distributed.strategy=sync distributed.strategy=none",
         ),
         (
-            "--strategy mixed --set distributed.group=2 --set distributed.workers=4 --cpus 5",
-            " --set distributed.group=2 --set distributed.workers=4"
-            " --set distributed.strategy=mixed --set run.threads=2 --set run.device=cpu",
+            "--strategy mixed distributed.group=2 distributed.workers=4 --cpus 5",
+            " distributed.group=2 distributed.workers=4"
+            " distributed.strategy=mixed run.threads=2 run.device=cpu",
         ),
     ],
 )
@@ -408,7 +408,7 @@ def test_the_strategy_is_the_recipes_unless_one_is_given(options, told):
 @needs_bash
 def test_a_job_can_run_a_scaling_experiment(tmp_path):
     configurations = ["one", "all-reduce 4 group=2", "async 4+2 dedicated lr=0.05", "sync 2+1"]
-    arguments = [*configurations, "--set", "training.batch_size=64"]
+    arguments = [*configurations, "training.batch_size=64"]
     arguments += ["--options", "--same-update --baseline 'sync 2+1'", "--run", tmp_path / "s"]
     result = run(DIGITS, "--nodes", 4, "--verb", "scale", *arguments, "--json")
     assert result.exit_code == 0, result.output
@@ -416,8 +416,8 @@ def test_a_job_can_run_a_scaling_experiment(tmp_path):
     assert run_with_stand_ins(text, tmp_path) == 0
     assert words(tmp_path / "python-words") == [
         *("-m", "fineprune", "scale", str(DIGITS), *configurations, "--out", str(tmp_path / "s")),
-        *("--same-update", "--baseline", "sync 2+1", "--set", "training.batch_size=64"),
-        *("--set", "run.threads=1", "--set", "run.device=cpu"),
+        *("--same-update", "--baseline", "sync 2+1", "training.batch_size=64"),
+        *("run.threads=1", "run.device=cpu"),
     ]
     assert "symmetric-run" in words(tmp_path / "words")
     # Two processes on the busiest of four nodes, and one CPU for the driver.
@@ -493,12 +493,12 @@ def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
         (["--nodes", "0"], "expected nodes to be at least 1"),
         (["--nodes", "2", "--time", "soon"], "expected time in a form"),
         (["--nodes", "2", "--strategy", "x"], "expected --strategy to be one of"),
-        (["--nodes", "8", "--strategy", "sync"], "--set distributed.workers=8"),
-        (["--nodes", "2", "--strategy", "sync", "--set", "run.device=cuda"], "expected 1 GPUs"),
-        (["--nodes", "2", "--set", "run.device=cuda"], "expected --gpus with run.device=cuda"),
-        (["--nodes", "2", "--set", "distributed.simulate=4"], "in one process, got 4 in a job of"),
+        (["--nodes", "8", "--strategy", "sync"], "distributed.workers=8"),
+        (["--nodes", "2", "--strategy", "sync", "run.device=cuda"], "expected 1 GPUs"),
+        (["--nodes", "2", "run.device=cuda"], "expected --gpus with run.device=cuda"),
+        (["--nodes", "2", "distributed.simulate=4"], "in one process, got 4 in a job of"),
         (["--nodes", "2", "--strategy", "sync", "--processes", "2"], "only with all-reduce"),
-        (["--nodes", "2", "--set", "training.epoch=3"], "did you mean 'epochs'"),
+        (["--nodes", "2", "training.epoch=3"], "did you mean 'epochs'"),
         (["--nodes", "2", "--verb", "plan"], "expected --verb to be one of"),
         (["--nodes", "2", "--verb", "compare"], "expected one node for a single process"),
         (["--nodes", "2", "--verb", "scale"], "expected configurations with --verb scale"),

@@ -1,6 +1,5 @@
 """``fineprune inspect``."""
 
-import json
 import math
 import shlex
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Runs, path_option
 from fineprune.cli.output_paths import check_distinct, check_file, inputs_of
 from fineprune.errors import InputError
+from fineprune.runs.files import RECIPE, json_text
+from fineprune.runs.run import read_runs
 from fineprune.writing import make_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -56,17 +57,15 @@ def inspect(
         raise InputError(f"expected --most to be at least 1, got {most}")
     _check_table(labels, accept)
     check_distinct(out=out, labels=labels)
-    # Imported here, because torch and NumPy would delay the start of every command.
-    from fineprune.inspection.inspected import read_inspected
-    from fineprune.inspection.label_table import label_table
-    from fineprune.report.inspection import write_inspection
-    from fineprune.runs.files import finite
-    from fineprune.runs.run import read_runs
-
     read = read_runs(runs)
     for option, path in (("--out", out), ("--labels", labels)):
         if path is not None:
             check_file(option, path, inputs_of(*(run.recipe for run in read)))
+    # Imported here, because torch would delay the start of every command.
+    from fineprune.inspection.inspected import read_inspected
+    from fineprune.inspection.label_table import label_table
+    from fineprune.report.inspection import write_inspection
+
     inspected = read_inspected(read)
     written: dict[str, Any] = {}
     if labels is not None:
@@ -88,7 +87,7 @@ def inspect(
             "classes": [row._asdict() for row in classes],
             "facts": facts,
         }
-        typer.echo(json.dumps(finite({**told, **written})))
+        typer.echo(json_text({**told, **written}))
         return
     for line in facts:
         typer.echo(line)
@@ -142,8 +141,6 @@ def _first(inspected: "Inspected") -> Iterator[dict[str, Any]]:
 
 def _training_with(labels: Path, inspected: "Inspected") -> str:
     """Return the command that trains the first run again with a table of labels."""
-    from fineprune.runs.files import RECIPE
-
     run = inspected.runs[0]
     folder = run.path if run.path.name not in ("", "..") else run.path.resolve()
     settings = [f"data.labels={labels}"]

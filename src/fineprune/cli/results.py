@@ -1,7 +1,6 @@
 """Prints the tables of finished runs and writes their report, for several commands."""
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ def show_results(
     from fineprune.report.facts import cautions, chosen_rates
     from fineprune.report.table import print_tables
     from fineprune.report.wrong_labels import found_line, found_rows
+    from fineprune.runs.files import json_text
 
     groups = grouped(runs)
     rows = {group.label: group_rows(group, fraction) for group in groups}
@@ -35,7 +35,7 @@ def show_results(
         dicts = [row for of_group in rows.values() for row in row_dicts(of_group)]
         some = {"wrong_labels": found, "cautions": said}
         there = {name: of for name, of in some.items() if of}
-        typer.echo(json.dumps({**about, "headlines": headlines, "rows": dicts, **there}))
+        typer.echo(json_text({**about, "headlines": headlines, "rows": dicts, **there}))
         return
     tables = [results_table(of_group, fraction) for of_group in rows.values()]
     note = "The page explains the columns."

@@ -10,9 +10,7 @@ import typer
 from fineprune.cli.exits import exits
 from fineprune.cli.options import (
     AsJson,
-    Changes,
     RecipeFile,
-    all_changes,
     path_option,
     split_changes,
 )
@@ -89,7 +87,6 @@ def scale(
         float | None,
         typer.Option(help="With --predict: the latency of an empty message, in ms [0.05]."),
     ] = None,
-    changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe with several numbers of workers and servers, and compare them.
@@ -105,8 +102,8 @@ def scale(
     from fineprune.report.scaling.tables import scale_tables
     from fineprune.report.table import print_tables
 
-    words, more = split_changes(configurations)
-    made = read_recipe(recipe, all_changes(changes, more))
+    words, changes = split_changes(configurations)
+    made = read_recipe(recipe, changes)
     folder = out or Path("runs") / f"{recipe.stem}-scale"
     check_folder(folder)
     if target_loss is not None:

@@ -12,9 +12,7 @@ import typer
 from fineprune.cli.exits import exits
 from fineprune.cli.options import (
     AsJson,
-    Changes,
     RecipeFile,
-    all_changes,
     path_option,
     split_changes,
 )
@@ -42,8 +40,7 @@ def slurm(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIGURATION]... [SECTION.KEY=VALUE]...",
-            help="More changes of settings, as for --set. With --verb scale, also the "
-            "configurations.",
+            help="Changes of the recipe's settings. With --verb scale, also the configurations.",
             show_default=False,
         ),
     ] = None,
@@ -84,7 +81,6 @@ def slurm(
         list[str] | None,
         typer.Option(help="A shell command to run first, such as 'module load cuda'."),
     ] = None,
-    changes: Changes = None,
     out: Annotated[
         Path | None, path_option("The file to write the script to [standard output].")
     ] = None,
@@ -97,13 +93,12 @@ def slurm(
     Example: fineprune slurm digits --verb scale one 'async 4+2' --nodes 4 --out job.sh
     """
     check_one_of("--verb", verb, _VERBS)
-    chosen, more = split_changes(words)
+    chosen, changed = split_changes(words)
     if chosen and verb != "scale":
         raise InputError(f"expected configurations with --verb scale only, got {chosen[0]!r}")
     if options and verb == "train":
         raise InputError(f"expected --options with --verb compare or scale, got {options!r}")
     further = _further_options(context, verb, recipe, options)
-    changed = all_changes(changes, more)
     if strategy is not None and verb == "scale":
         raise InputError(
             f"expected configurations with --verb scale, such as 'async 4+2', got --strategy "
@@ -179,12 +174,14 @@ def _further_options(context: typer.Context, verb: str, recipe: Path, options: s
     told = f"expected --options that {verb} takes, got {options!r}"
     try:
         words = shlex.split(options)
-        made = parent.command.commands[verb].make_context(verb, [str(recipe), *words], parent)
+        made = parent.command.get_command(parent, verb).make_context(
+            verb, [str(recipe), *words], parent
+        )
     except ValueError as error:  # a quote that is not closed
         raise InputError(f"{told}: {error}") from None
     except typer.TyperException as error:
         raise InputError(f"{told}: {error.format_message()}") from None
-    for name in ("out", "changes", "as_json", "more", "configurations"):
+    for name in ("out", "changes", "as_json", "configurations"):
         if made.params.get(name):
             raise InputError(
                 f"{told}: give the folder with --run, and changes and configurations as for "
@@ -200,7 +197,7 @@ def _check_processes(recipe: Recipe, gpus: int, *, several: bool) -> None:
     device, simulated = recipe.run.device, recipe.distributed.simulate
     if device.startswith("cuda") and not gpus:
         raise InputError(
-            f"expected --gpus with run.device={device}, got none: ask for GPUs, or --set "
+            f"expected --gpus with run.device={device}, got none: ask for GPUs, or set "
             f"run.device=cpu"
         )
     if simulated > 1 and several:

@@ -151,8 +151,7 @@ class Strategy:
     def without_effect(self, given: Collection[str] = ()) -> str | None:
         """Say which settings have no effect without servers; None if there is none.
 
-        A recipe may have them for other runs, with ``--set distributed.strategy``, so it is no
-        error.
+        A recipe may have them for other runs, so it is no error.
 
         Args:
             given: Names of settings that were given for this run, perhaps with their defaults.

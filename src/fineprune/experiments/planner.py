@@ -175,7 +175,7 @@ def _check(chosen: Configuration, cluster: ClusterShape) -> None:
     if chosen.training or chosen.seeds > 1:
         raise InputError(
             f"expected a configuration without lr=, epochs= and seeds= for a prediction, got "
-            f"{chosen.text!r}: change the recipe with --set"
+            f"{chosen.text!r}: change the settings of the recipe"
         )
     if chosen.strategy == ALL_REDUCE and chosen.group not in (1, cluster.accelerators):
         raise InputError(

@@ -152,7 +152,7 @@ def read_scaling(folder: Path) -> Scaling:
         raise InputError(
             f"expected a folder that fineprune scale wrote, with {SCALING}, got {folder}"
         )
-    listed = read_json(folder / SCALING)
+    listed = read_json(folder / SCALING, dict[str, Any])
     try:
         runs = [
             _read_scaled(configuration(run["configuration"]), folder / run["path"])
@@ -172,7 +172,7 @@ def _read_scaled(trained: Configuration, folder: Path) -> Scaled:
     other = None
     if duration.exists():
         summary = run.summary
-        other = read_json(duration)["seconds"]
+        other = read_json(duration, dict[str, float])["seconds"]
         other -= summary.seconds_train + summary.seconds_evaluate
     return Scaled(trained, run, other)
 

@@ -101,9 +101,7 @@ def job_command(
     command = ["-m", "fineprune", verb, str(recipe), *configurations, "--out", str(out), *options]
     if verb == "train":
         command.append("--resume")
-    for change in changes:
-        command += ["--set", change]
-    return command
+    return [*command, *changes]
 
 
 def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:
@@ -175,7 +173,7 @@ def fit_servers(
         servers = f" and {dedicated} dedicated servers" if dedicated else ""
         raise InputError(
             f"expected work for all {nodes} nodes, got {workers} workers in groups of "
-            f"{group}{servers}: ask for fewer nodes, or --set distributed.workers={fewest}"
+            f"{group}{servers}: ask for fewer nodes, or set distributed.workers={fewest}"
         )
     # Ray puts each group or dedicated server on the node with the fewest processes so far.
     processes = [0] * nodes
@@ -186,7 +184,7 @@ def fit_servers(
     if gpus > gpus_per_node:
         raise InputError(
             f"expected {gpus} GPUs per node, one for each of its workers, got {gpus_per_node}: ask "
-            f"for more GPUs or nodes, for fewer distributed.workers, or --set run.device=cpu"
+            f"for more GPUs or nodes, for fewer distributed.workers, or set run.device=cpu"
         )
     least = most * max(1, threads)
     cpus = least + 1 if cpus_per_task is None else cpus_per_task

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.distributed.all_reduce import RankGroup, check_not_launched
+from fineprune.distributed.all_reduce import RankGroup
 from fineprune.distributed.parameter_servers.epoch_state import EpochResult
 from fineprune.errors import check_installed
+from fineprune.launcher import check_not_launched
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.recipe import Recipe

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import joined
-from fineprune.errors import check_installed
+from fineprune.errors import Stopped, check_installed
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import only_writer
@@ -29,7 +29,7 @@ from fineprune.training.hardware import resolved, wait_for
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
 from fineprune.training.resume import checkpoint_of, finished_summary, recipe_of
-from fineprune.training.stop import Stopped, StopRequest, stop_requests
+from fineprune.training.stop import StopRequest, stop_requests
 from fineprune.training.summary import summary
 from fineprune.training.tensorboard import event_file
 from fineprune.training.train_state import EpochTotals, TrainState, checkpoint_state, restore

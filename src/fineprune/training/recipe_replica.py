@@ -6,6 +6,7 @@ from torch import Tensor
 from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.training.data import load_data
 from fineprune.training.network import precision, recipe_network, training_losses
+from fineprune.training.own_code import check_code
 from fineprune.training.parameter_prefixes import training_mode
 from fineprune.training.random_state import reseed
 from fineprune.training.recipe import Recipe
@@ -29,6 +30,8 @@ class RecipeReplica:
         *,
         records_logits: bool = True,
     ) -> None:
+        if recipe.run.code is not None:  # It may have changed since the run began.
+            check_code(recipe, recipe.run.code)
         data = load_data(recipe, samples_digest)
         # The worker has a process of its own, so seeding the global generator affects nothing else.
         torch.manual_seed(recipe.run.seed)

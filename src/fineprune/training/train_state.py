@@ -193,7 +193,7 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
         data.train,
         policy,
         labels=labels,
-        seed=recipe.run.seed,
+        seed=recipe.run.order_seed,
         batch_size=recipe.training.batch_size * recipe.distributed.batches_per_update,
         accumulation=recipe.accumulation,
         drop_last=recipe.training.drop_last,

@@ -90,7 +90,7 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
     if not classes:
         raise InputError(
             f"expected network.classes for {name}, whose training set has no attribute classes: "
-            f"add --set network.classes=..."
+            f"set network.classes"
         )
     if classes < 2:
         raise InputError(f"expected at least two classes in {name}, got 1: add samples of another")
