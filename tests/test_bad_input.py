@@ -19,7 +19,7 @@ import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10
-from fineprune.datasets.device_loader import DeviceImages
+from fineprune.datasets.device_images import DeviceImages
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.download import fetch
 from fineprune.datasets.image_set import ImageSet

@@ -18,7 +18,6 @@ from fineprune.inspection.suspects import suspects_of
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
-from fineprune.training.data.memory import load_images
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
@@ -73,9 +72,9 @@ def test_a_network_that_knows_all_labels_by_heart_suspects_none_and_says_so(tmp_
 def test_the_suspects_are_wrong_and_the_suggestions_are_right(run, tmp_path):
     relabel(run, "--out", tmp_path / "labels.csv", "--most", 20)
     clean = make_recipe(RECIPE, ["data.label_noise=0.0"])
-    true = dict(
-        zip(load_images(clean).weak.index.tolist(), load_data(clean).labels().tolist(), strict=True)
-    )
+    data = load_data(clean)
+    assert data.labels is not None
+    true = dict(zip(data.weak.index.tolist(), data.labels.tolist(), strict=True))
     suspects = rows_of(tmp_path / "labels.csv")[:20]
     wrong = [row for row in suspects if int(row["label"]) != true[int(row["index"])]]
     assert len(wrong) >= 18
@@ -87,7 +86,7 @@ def test_an_unedited_table_gives_the_labels_of_the_run(run, tmp_path):
     data = {**RECIPE["data"], "label_noise": None, "labels": str(tmp_path / "labels.csv")}
     recipe = make_recipe({**RECIPE, "data": data})
     np.testing.assert_array_equal(
-        load_data(recipe).labels().numpy(), read_training_set(run, 550).trained_labels
+        load_data(recipe).labels, read_training_set(run, 550).trained_labels
     )
 
 

@@ -83,11 +83,11 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
     pictures = right_label = outputs = None
     try:
         loaded = pictures_of(run.run)
-        if not np.array_equal(loaded.train.labels.numpy(), run.labels):
+        if loaded.labels is None or not np.array_equal(loaded.labels, run.labels):
             raise InputError("the data or their labels have changed since the training")
-        pictures = loaded.train.images.numpy()
+        pictures = loaded.train.images.images.numpy()  # type: ignore[attr-defined]
         if loaded.weak.wrong is not None:
-            right_label = loaded.given[loaded.weak.index]
+            right_label = np.asarray(loaded.whole.labels, np.int64)[loaded.weak.index]
         if network:
             outputs = outputs_of(run.run, loaded, own_code=own_code)
     except InputError as error:

@@ -9,19 +9,16 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 
-from fineprune.datasets.device_loader import EvaluationBatches
-from fineprune.datasets.image_set import channel_statistics
 from fineprune.errors import InputError
 from fineprune.runs.files import CHECKPOINT
 from fineprune.runs.run import Run
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.data.memory import LoadedImages, device_data, load_images
+from fineprune.training.data import Data, load_data
+from fineprune.training.data.source import EvaluationBatches
 from fineprune.training.evaluate import evaluated_logits
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.recipe import make_recipe
-
-_BATCH = 500
 
 # Nearest neighbours are searched for this many pictures at once, which limits the memory.
 _CHUNK = 256
@@ -43,7 +40,7 @@ class Outputs:
     features: npt.NDArray[np.float32] | None
 
 
-def pictures_of(run: Run) -> LoadedImages:
+def pictures_of(run: Run) -> Data:
     """Load the training pictures of a run."""
     recipe = make_recipe(run.recipe)
     if recipe.data.name == "images":
@@ -53,7 +50,9 @@ def pictures_of(run: Run) -> LoadedImages:
             f"expected built-in data to pass through the network, got {recipe.data.name!r}"
         )
     # Reading a run fetches nothing, and needs no other run to know what it left out.
-    loaded = load_images(recipe.replaced("data", download=False, without=None))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    recipe = recipe.replaced("run", device=device)
+    loaded = load_data(recipe.replaced("data", download=False, without=None))
     if recipe.data.without is None:
         return loaded
     trained = read_training_set(run.path, run.summary.train_samples).index
@@ -69,7 +68,7 @@ def image_of(picture: npt.NDArray[np.uint8]) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
-def outputs_of(run: Run, loaded: LoadedImages, *, own_code: bool = False) -> Outputs:
+def outputs_of(run: Run, loaded: Data, *, own_code: bool = False) -> Outputs:
     """Pass the training pictures of a run through its trained network.
 
     Args:
@@ -89,7 +88,7 @@ def outputs_of(run: Run, loaded: LoadedImages, *, own_code: bool = False) -> Out
         )
     # Building the network draws random weights, which must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
-        model = recipe_network(recipe, device_data(recipe, loaded))
+        model = recipe_network(recipe, loaded)
     state = load_checkpoint(path)
     average = state.get("average")  # If there is one, it was evaluated.
     try:
@@ -99,8 +98,8 @@ def outputs_of(run: Run, loaded: LoadedImages, *, own_code: bool = False) -> Out
             f"expected the weights of {recipe.network.name!r} in {path}, got others: inspect the "
             f"run as it was trained, or pass --no-network"
         ) from error
-    mean, std = channel_statistics(loaded.train.images)
-    batches = EvaluationBatches(loaded.train, batch_size=_BATCH, device=device, mean=mean, std=std)
+    plain = loaded.train.plain(loaded.train)
+    batches = EvaluationBatches(plain, plain.open())
     features: list[torch.Tensor] = []
     for layer in [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]:
         layer.register_forward_pre_hook(
