@@ -215,10 +215,10 @@ def test_the_random_numbers_of_a_sample_depend_only_on_seed_epoch_and_index():
 
 
 class ParentOf(Labels):
-    """Samples that say which process loads them."""
+    """Samples that say which process loads them, with the noise of a random transform."""
 
     def __getitem__(self, index):
-        return torch.full((1, 1, 1), float(os.getppid())), 0
+        return os.getppid() + torch.rand(1, 1, 1, dtype=torch.float64), 0
 
 
 def parents():
