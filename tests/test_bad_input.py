@@ -25,7 +25,6 @@ from fineprune.datasets.download import fetch
 from fineprune.datasets.image_set import ImageSet
 from fineprune.errors import InputError
 from fineprune.importing import call_attribute
-from fineprune.launch.slurm import fit_servers
 from fineprune.networks.registry import build_network
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
@@ -530,7 +529,6 @@ CALLS = [
     (lambda: make_recipe({"run": {"seed": 2**64}}), "run.seed", f"got {2**64}"),
     (lambda: make_recipe({"training": 3}), "[training]", "training = 3"),
     (lambda: make_recipe({}, ["training.epochs=1.5"]), "training.epochs", "got 1.5"),
-    (lambda: fit_servers(2, workers=4, group=4), "all 2 nodes", "4 workers"),
 ]
 
 

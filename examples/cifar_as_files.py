@@ -1,0 +1,28 @@
+"""Write CIFAR-10 as image files, for recipes/images.toml: one folder per class.
+
+    python examples/cifar_as_files.py data data/cifar10-files
+
+The first folder contains the CIFAR archive or its files, and the second one is written.
+"""
+
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from fineprune.datasets.cifar import load_cifar10
+from fineprune.datasets.image_set import ImageSet
+
+
+def write(images: ImageSet, folder: Path) -> None:
+    for name in images.classes:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    pixels = images.images.permute(0, 2, 3, 1).numpy()
+    for number, (image, label) in enumerate(zip(pixels, images.labels.tolist(), strict=True)):
+        Image.fromarray(image).save(folder / images.classes[label] / f"{number:05}.png")
+
+
+if __name__ == "__main__":
+    source, out = map(Path, sys.argv[1:])
+    for images, name in zip(load_cifar10(source), ("train", "test"), strict=True):
+        write(images, out / name)
