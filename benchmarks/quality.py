@@ -169,7 +169,7 @@ def area(name: str, seeds: int) -> float:
         wrong = (case.labels != case.true).numpy()
         suspicion = suspicion_by_evidence(watched(case, seed))
         found.append(detection(suspicion, wrong)["roc_area"])
-    return sum(found) / seeds
+    return float(sum(found) / seeds)
 
 
 def gain(name: str, seeds: int) -> float:

@@ -5,7 +5,7 @@
 The first folder contains the CIFAR archive or its files, and the second one is written.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from PIL import Image
@@ -23,6 +23,9 @@ def write(images: ImageSet, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    source, out = map(Path, sys.argv[1:])
-    for images, name in zip(load_cifar10(source), ("train", "test"), strict=True):
-        write(images, out / name)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("source", type=Path, help="the folder of CIFAR-10")
+    parser.add_argument("out", type=Path, help="the folder to write")
+    options = parser.parse_args()
+    for images, name in zip(load_cifar10(options.source), ("train", "test"), strict=True):
+        write(images, options.out / name)

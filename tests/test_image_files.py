@@ -1,12 +1,15 @@
 """Training on image files: the same result with any loader, broken files, and what is read."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import multiprocessing
+import runpy
 import shutil
 import signal
 import subprocess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from fineprune.datasets.broken_files import Broken
 from fineprune.datasets.image_crops import View
 from fineprune.datasets.image_decoder import decode
 from fineprune.datasets.image_list import ImageList, find_images
+from fineprune.datasets.synthetic import make_synthetic
 from fineprune.errors import InputError, RunError
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.files import read_metrics
@@ -245,7 +249,8 @@ def test_the_next_good_sample_replaces_a_broken_one(evaluated, expected, images,
         return sample, image if good else Broken(sample, "path", "reason"), sample % 2
 
     monkeypatch.setattr(FileSource, "read", read)
-    source = dataclasses.replace(load_data(recipe(images)).train, evaluated=evaluated)
+    train: Any = load_data(recipe(images)).train
+    source = dataclasses.replace(train, evaluated=evaluated)
     batch = source.__getitems__([(0, sample) for sample in (7, 8, 9, 4, 5, 6)])
     assert batch.samples.tolist() == expected
     assert batch.x is not None
@@ -294,7 +299,8 @@ def test_batches_are_normalised_and_cropped_as_in_their_epoch(images):
     std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
     for sample, image, label in zip(index.tolist(), x, y.tolist(), strict=True):
         content = found.read(sample)
-        bytes_ = decode(content, lambda w, h, sample=sample: view.choose(w, h, 1, sample), 32)
+        choose = functools.partial(view.choose, epoch=1, index=sample)
+        bytes_ = decode(content, choose, 32)
         assert label == found.labels[sample]
         assert torch.allclose(image, (bytes_ / 255 - mean) / std, atol=1e-5)
 
@@ -345,6 +351,7 @@ def test_some_training_images_can_be_held_out(images):
     settings = recipe(images, "data.test=none", "data.validation=16", "data.train_size=40")
     data = load_data(settings)
     assert (data.num_samples, data.evaluated_on) == (40, "validation")
+    assert data.labels is not None
     assert min(np.bincount(data.labels)) > 8
     assert sum(len(y) for _, y in data.evaluation) == 16
     whole = load_data(recipe(images))
@@ -535,3 +542,15 @@ def test_the_other_commands_work_or_say_what_they_need(images, tmp_path, referen
     assert planned.exit_code == 2
     assert "expected --samples with image files" in planned.output
     assert json.loads((reference_run / "summary.json").read_text())["dataset"] == "images"
+
+
+def test_cifar_can_be_written_as_files(tmp_path):
+    made, _ = make_synthetic(30, size=8)
+    runpy.run_path("examples/cifar_as_files.py")["write"](made, tmp_path)
+    found = find_images(tmp_path)
+    assert found.classes == made.classes
+    order = made.labels.argsort(stable=True)  # Folders are in the order of the classes.
+    assert torch.equal(torch.from_numpy(found.labels), made.labels[order].int())
+    for image, number in enumerate(order):
+        pixels = decode(found.read(image), lambda w, h: View(8, 8).choose(w, h, 0, 0), 8)
+        assert torch.equal(pixels, made.images[number])

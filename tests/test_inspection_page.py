@@ -100,7 +100,7 @@ def made(folder, samples, dataset="synthetic", classes=10, epochs=4, seed=0, lab
     rng = np.random.default_rng(seed)
     if labels is None:
         (run,) = read_runs([folder])
-        labels = pictures_of(run).train.labels.numpy()
+        labels = pictures_of(run).train.labels
     (folder / "history").mkdir()
     for epoch in range(epochs):
         losses = rng.gamma(1.0, 1.5, samples).astype(np.float16)
@@ -160,7 +160,7 @@ def test_the_figures_are_those_of_the_suspects(runs, page):
     index = ranked.index[:100]
     wrong = loaded.weak.wrong[index]
     assert found[100].wrong == wrong.sum()
-    right = ranked.suggestion[:100] == loaded.given[index]
+    right = ranked.suggestion[:100] == np.asarray(loaded.whole.labels)[index]
     assert found[100].suggestions_right == (right & wrong).sum()
     assert found[100].by_chance == pytest.approx(100 * loaded.weak.wrong.mean())
     # More than by chance: the runs are real.
@@ -301,7 +301,8 @@ def test_samples_that_no_batch_had_room_for_were_not_skipped(tmp_path):
 def test_each_card_shows_the_picture_of_its_sample(tmp_path, page):
     run = made(tmp_path / "run", 300)
     text, _ = page([run], most=30, network=False)
-    pictures = pictures_of(run.run).train.images.numpy().astype(float)
+    pictures = pictures_of(run.run).train.images.images.numpy()  # type: ignore[attr-defined]
+    pictures = pictures.astype(float)
     found = re.findall(
         r'<li[^>]*><img src="data:image/webp;base64,([^"]+)"[^>]*><p><b>(\d+)</b>', text
     )

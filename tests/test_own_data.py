@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
 
 def test_the_random_numbers_of_a_sample_depend_only_on_seed_epoch_and_index():
     def noise(workers, epoch, order, size):
-        source = load_data(recipe("run.seed=3", f"data.workers={workers}")).train
+        source: Any = load_data(recipe("run.seed=3", f"data.workers={workers}")).train
         batches = source.open().batches(torch.tensor(order), epoch, size)
         found = [
             (i, x) for index, (xs, _) in batches for i, x in zip(index.tolist(), xs, strict=True)
@@ -326,12 +327,14 @@ def test_a_split_that_the_function_draws_is_the_same_in_every_process(tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     settings = recipe("data.name=drawing:data", "network.classes=2")
     states = generator_states()
-    first = load_data(settings).train.dataset.indices
+    train: Any = load_data(settings).train
+    first = train.dataset.indices
     after = generator_states()
     assert torch.equal(states[0], after[0])
     assert states[1:] == after[1:]
     _ = torch.rand(1), np.random.rand(), random.random()  # noqa: NPY002
-    assert load_data(settings.replaced("run", seed=5)).train.dataset.indices == first
+    again: Any = load_data(settings.replaced("run", seed=5)).train
+    assert again.dataset.indices == first
 
 
 def unseeded():

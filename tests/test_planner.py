@@ -48,7 +48,7 @@ def test_the_papers_table_is_predicted_within_five_percent():
     assert 2 * busy < two < 4 * busy
     costs = Costs((step,), 128, 0.0, overhead=two - step, serve=busy, overlaps=True)
     for text, measured in PAPER.items():
-        predicted = simulate(costs, ClusterShape(0, 0), configuration(text)).throughput
+        predicted = throughput(text, costs)
         assert predicted == pytest.approx(measured, rel=0.05)
 
 

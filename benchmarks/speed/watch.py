@@ -1,5 +1,7 @@
 """What a ``LabelWatch`` costs: its records, its suspects and its memory."""
 
+import io
+
 import torch
 
 import fineprune as fp
@@ -33,6 +35,6 @@ class Watch:
         self.watch.suspects()
 
     def track_bytes_per_sample(self, classes: int) -> float:
-        state = self.watch.state_dict()
-        tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
-        return sum(tensor.nbytes for tensor in tensors) / SAMPLES
+        saved = io.BytesIO()
+        torch.save(self.watch.state_dict(), saved)
+        return saved.tell() / SAMPLES

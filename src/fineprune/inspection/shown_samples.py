@@ -29,6 +29,10 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
     if keys is not None and samples.training_set.keys is not None:
         places = _places(keys, samples, whole.place)
         return lambda sample: UNREADABLE if (at := places[sample]) is None else whole.show(at)
+    if not recipe.data.own:  # Their pictures are there unless something has changed.
+        raise InputError(
+            f"expected the data {whole.place} as they were trained, got others or none"
+        )
     if len(whole) <= number.max():
         raise InputError(
             f"expected at least {number.max() + 1} training samples from {whole.place}, got "

@@ -4,7 +4,6 @@ import functools
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -155,8 +154,9 @@ def open_sources(recipe: Recipe, folder: Path | None = None) -> tuple[Source, So
     """
     if recipe.data.name == "images":
         return open_files(recipe, folder)
-    open_both: Any = open_user if recipe.data.own else open_memory
-    train, test = open_both(recipe)
+    train: Source
+    test: Source
+    train, test = open_user(recipe) if recipe.data.own else open_memory(recipe)
     return train, None if recipe.data.validation else test
 
 

@@ -23,13 +23,11 @@ UNREADABLE = "This sample cannot be read: its file is missing or damaged."
 
 
 class Reader(Protocol):
-    """Reads the batches of a source. It holds what costs memory or time, such as processes.
+    """Reads the batches of a source. It holds what costs memory or time, such as processes."""
 
-    Attributes:
-        broken: Takes note of files that cannot be read; None if the samples are not files.
-    """
-
-    broken: BrokenFiles | None
+    @property
+    def broken(self) -> BrokenFiles | None:
+        """What takes note of files that cannot be read; None if the samples are not files."""
 
     def batches(self, order: Tensor, epoch: int, size: int) -> Iterator[tuple[Tensor, Batch]]:
         """Yield ``(index, (x, y))`` for the samples of an order, ``size`` at a time, on the device.
