@@ -543,5 +543,5 @@ def test_with_a_moving_average_the_evaluated_network_is_shown(tmp_path):
     (run,) = read_runs([tmp_path / "run"])
     loaded = pictures_of(run)
     loaded = dataclasses.replace(loaded, train=loaded.evaluated)
-    right = outputs_of(run, loaded).predictions == loaded.evaluated.labels.numpy()
+    right = outputs_of(run, loaded).predictions == loaded.evaluated.labels
     assert right.mean() == pytest.approx(summary.accuracy_last)

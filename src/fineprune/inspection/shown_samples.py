@@ -6,6 +6,7 @@ from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.inspection.known_samples import KnownSamples
+from fineprune.inspection.pictures import image_of
 from fineprune.training.data.run_data import data_fingerprint, open_sources
 from fineprune.training.data.source import UNREADABLE
 from fineprune.training.recipe import make_recipe
@@ -17,7 +18,9 @@ Show = Callable[[int], Any]
 
 def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
     """Return a function from the index of a sample of a run to what ``view_of`` can show of it."""
-    number = samples.training_set.index
+    number, pictures = samples.training_set.index, samples.pictures
+    if pictures is not None:
+        return lambda sample: image_of(pictures[sample])  # It takes fewer bytes than an array.
     recipe = make_recipe(samples.run.run.recipe).replaced("data", download=False)
     if recipe.data.own and not own_data:
         raise InputError(
