@@ -187,7 +187,7 @@ def save_images(file: Path, images: ImageList) -> None:
     """Write a list, and replace a file at this path atomically."""
     classes = np.frombuffer(json.dumps(images.classes).encode(), np.uint8)
     with replacing(file) as opened:
-        np.savez(opened, classes=classes, labels=images.labels, paths=images.paths)
+        np.savez_compressed(opened, classes=classes, labels=images.labels, paths=images.paths)
 
 
 def load_images(file: Path, source: Path) -> ImageList:

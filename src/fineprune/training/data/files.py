@@ -135,14 +135,14 @@ class FileSource:
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, self.view.size, device)
         return lambda pixels: normalise(pixels.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
-    def __getitems__(self, keys: Keys) -> Loaded:
+    def __getitems__(self, keys: Keys, map_all: Any = map) -> Loaded:
         """Read a batch, in which none of the files is broken. ``x`` is uint8, (B, 3, size, size).
 
         In an evaluation, broken files are left out. In the training, the next sample that is not
         broken replaces each of them; after the last one comes the first one. The index of a
         replaced sample is that of its replacement.
         """
-        items = [self.read(*key) for key in keys]
+        items = list(map_all(self.read, *zip(*keys, strict=True)))
         good = [place for place, item in enumerate(items) if isinstance(item[1], Tensor)]
         used = [items[place] for place in good]
         if good and not self.evaluated:

@@ -52,10 +52,13 @@ class LoadedSource(Protocol):
 
     @property
     def in_threads(self) -> bool:
-        """Whether ``__getitems__`` may run in several threads at once."""
+        """Whether several threads may read samples at once."""
 
-    def __getitems__(self, keys: Keys) -> Loaded:
-        """Read the samples with these keys ``(epoch, index)``. It may run in another process."""
+    def __getitems__(self, keys: Keys, map_all: Any = map) -> Loaded:
+        """Read the samples with these keys ``(epoch, index)``. It may run in another process.
+
+        If ``in_threads``, ``map_all`` maps in several threads what reads a sample.
+        """
 
     def on_device(self) -> Callable[[Tensor], Tensor]:
         """Return a function that makes the ``x`` of a batch from the one on the device."""
@@ -98,11 +101,13 @@ class LoadedBatches:
 
         For workers of parameter servers. With no loader processes, this thread loads.
         """
-        parts = index.split(-(-len(index) // max(1, self._source.workers)))
-        if self._source.in_threads and self._source.workers:
-            self._threads = self._threads or ThreadPoolExecutor(self._source.workers)
-            loaded = list(self._threads.map(self._source.__getitems__, _keys(parts, epoch)))
+        workers = self._source.workers
+        if self._source.in_threads and workers:
+            self._threads = self._threads or ThreadPoolExecutor(workers)
+            (keys,) = _keys([index], epoch)
+            loaded = [self._source.__getitems__(keys, self._threads.map)]
         else:
+            parts = index.split(-(-len(index) // max(1, workers)))
             loaded = list(self._read(parts, epoch, "forkserver"))
         copies = [self._arrived(*self._start(part)) for part in loaded]
         x, y = (torch.cat(halves) for halves in zip(*copies, strict=True))

@@ -189,7 +189,7 @@ class UserSource:
         """Return a function that changes nothing."""
         return lambda x: x
 
-    def __getitems__(self, keys: Keys) -> Loaded:
+    def __getitems__(self, keys: Keys, map_all: Any = map) -> Loaded:
         """Read a batch with the random numbers of each sample, and restore the generators."""
         seed = 0 if self.evaluated else self.recipe.run.seed
         with same_random_numbers():
