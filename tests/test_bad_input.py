@@ -359,11 +359,9 @@ COMMANDS = [
     (f"plan {QUICK} --set {own('pair')}", "expected --samples with your own data"),
     # Batch scripts.
     (f"slurm {QUICK} --nodes 0", "expected nodes to be at least 1, got 0"),
-    (f"slurm {QUICK} --nodes 2 --strategy sink", "did you mean 'sync'"),
+    (f"slurm {QUICK} --nodes 2 distributed.strategy=sink", "did you mean 'sync'"),
     (f"slurm {QUICK} --nodes 2 --time tomorrow", "got 'tomorrow'"),
-    (f"slurm {QUICK} --nodes 2 --partition 'a b'", "got 'a b'"),
-    (f"slurm {QUICK} --nodes 2 --processes 8 --gpus 4", "got 8 processes on 4 GPUs"),
-    (f"slurm {QUICK} --nodes 9 --strategy async", "expected work for all 9 nodes"),
+    (f"slurm {QUICK} --nodes 9 distributed.strategy=async", "expected work for all 9 nodes"),
 ]
 
 

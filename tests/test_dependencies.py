@@ -57,6 +57,7 @@ for name in ("datasets", "networks", "pruning", "runs", "streams", "training"):
 
 from pathlib import Path
 from fineprune.datasets.digits import load_digits
+from fineprune.datasets.download import fetch
 from fineprune.errors import InputError
 from fineprune.training.epoch_served import check_can_serve
 from fineprune.training.loop import train
@@ -68,10 +69,11 @@ settings = {
     "run": {"device": "cpu", "threads": 1},
 }
 summary = train(make_recipe(settings), Path(sys.argv[1]))
+load_digits()
 try:
-    load_digits()
+    fetch("https://example.org/a.tar.gz", "0" * 32, Path(sys.argv[1]))
 except InputError as error:
-    digits = str(error)
+    download = str(error)
 try:
     check_can_serve(make_recipe({**settings, "distributed": {"strategy": "sync"}}))
 except InputError as error:
@@ -80,7 +82,7 @@ print(json.dumps({
     "batches": batches,
     "imported": imported,
     "epochs": summary.epochs,
-    "digits": digits,
+    "download": download,
     "servers": servers,
     "others": [name for name in ("typer", "rich", "sklearn", "scipy", "matplotlib", "pytest")
                if importlib.util.find_spec(name)],
@@ -132,7 +134,7 @@ def test_the_library_trains_with_torch_and_numpy_alone(bare, tmp_path):
     assert told["batches"] == [7, 7, 10, 7, 7, 10]
     assert told["epochs"] == 2
     assert "fineprune.training.loop" in told["imported"]
-    assert "pip install 'fineprune[cli]'" in told["digits"]
+    assert "pip install 'fineprune[cli]'" in told["download"]
     assert "pip install 'fineprune[cluster]'" in told["servers"]
 
 

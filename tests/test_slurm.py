@@ -273,7 +273,8 @@ def test_a_job_that_is_cancelled_stops_its_ray_after_the_training(tmp_path):
         ({"cpus": 0}, "expected cpus to be at least 1"),
         ({"kind": "one"}, "expected one node for a single process, got 2"),
         ({"setup": ["echo\n#SBATCH --mem=0"]}, "expected one line, got 'echo"),
-        ({"time": "24:00:00\n"}, "expected one line"),
+        ({"time": "24:00:00\n"}, "expected time in a form that Slurm accepts"),
+        ({"time": "1h"}, "expected time in a form that Slurm accepts"),
     ],
 )
 def test_wrong_settings_say_so_in_one_line(settings, message):

@@ -10,7 +10,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from fineprune.errors import InputError, RunError, explaining, first_line
+from fineprune.errors import InputError, RunError, check_installed, explaining, first_line
 
 _TIMEOUT_SECONDS = 60
 
@@ -34,10 +34,11 @@ def fetch(url: str, md5: str, directory: Path) -> Path:
         DownloadError: The server cannot be reached, or does not send the file.
         InputError: The file has another digest, or it cannot be written.
     """
-    import pooch  # Here, because only a download needs it.
-
     if not url.startswith("https://"):
         raise InputError(f"expected an https address to download from, got {url}: use https only")
+    check_installed("pooch", f"pooch to download {url}", "cli")
+    import pooch
+
     with explaining(f"expected a folder to download to, cannot create {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
     try:

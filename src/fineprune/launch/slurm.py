@@ -1,6 +1,7 @@
 """Batch scripts for Slurm: three templates, filled in. And torchrun in a job of several nodes."""
 
 import os
+import re
 import shlex
 import socket
 import sys
@@ -57,7 +58,15 @@ def batch_script(
     processes = gpus or 1
     cpus = processes + (kind == "ray") if cpus is None else cpus
     check_at_least("cpus", cpus, 1)
-    for line in (name, time or "", *setup):
+    # Slurm's forms: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
+    if time is not None and not re.fullmatch(
+        r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}", time
+    ):
+        raise InputError(
+            f"expected time in a form that Slurm accepts, such as 90 (minutes), 24:00:00 or 2-12, "
+            f"got {time!r}"
+        )
+    for line in (name, *setup):
         if "\n" in line:
             raise InputError(f"expected one line, got {line!r}: give --setup once for each line")
     environment = jinja2.Environment(
