@@ -19,13 +19,12 @@ import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10
-from fineprune.datasets.device_loader import DeviceImages
+from fineprune.datasets.device_images import DeviceImages
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.download import fetch
 from fineprune.datasets.image_set import ImageSet
 from fineprune.errors import InputError
 from fineprune.importing import call_attribute
-from fineprune.launch.slurm import fit_servers
 from fineprune.networks.registry import build_network
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
@@ -415,11 +414,9 @@ COMMANDS = [
     (f"plan {QUICK} {own('pair')}", "expected --samples with your own data"),
     # Batch scripts.
     (f"slurm {QUICK} --nodes 0", "expected nodes to be at least 1, got 0"),
-    (f"slurm {QUICK} --nodes 2 --strategy sink", "did you mean 'sync'"),
+    (f"slurm {QUICK} --nodes 2 distributed.strategy=sink", "did you mean 'sync'"),
     (f"slurm {QUICK} --nodes 2 --time tomorrow", "got 'tomorrow'"),
-    (f"slurm {QUICK} --nodes 2 --partition 'a b'", "got 'a b'"),
-    (f"slurm {QUICK} --nodes 2 --processes 8 --gpus 4", "got 8 processes on 4 GPUs"),
-    (f"slurm {QUICK} --nodes 9 --strategy async", "expected work for all 9 nodes"),
+    (f"slurm {QUICK} --nodes 9 distributed.strategy=async", "expected work for all 9 nodes"),
 ]
 
 
@@ -586,7 +583,6 @@ CALLS = [
     (lambda: make_recipe({"run": {"seed": 2**64}}), "run.seed", f"got {2**64}"),
     (lambda: make_recipe({"training": 3}), "[training]", "training = 3"),
     (lambda: make_recipe({}, ["training.epochs=1.5"]), "training.epochs", "got 1.5"),
-    (lambda: fit_servers(2, workers=4, group=4), "all 2 nodes", "4 workers"),
 ]
 
 

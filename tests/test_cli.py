@@ -509,9 +509,10 @@ def test_the_quick_recipe_learns(tmp_path, monkeypatch, one_thread_everywhere):
     assert summary["skipped_share"] == pytest.approx(0.35, abs=0.01)
 
 
-# The tests of an integration run its example, and those of label examples theirs.
+# The tests of an integration run its example, and those of label examples and of files theirs.
 ELSEWHERE = (
     "accelerate_loop",
+    "cifar_as_files",
     "ddp",
     "fsdp2",
     "label_watch",

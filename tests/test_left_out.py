@@ -91,8 +91,9 @@ def test_the_second_training_is_one_on_the_subset_of_the_others(first, again):
     np.testing.assert_array_equal(after.labels, before.labels)
     data = load_data(resolved(second(first)))
     whole = load_data(resolved(recipe()))
-    assert (data.num_samples, data.digest()) == (len(kept), whole.digest())
-    np.testing.assert_array_equal(data.labels(), whole.labels()[kept])
+    assert (data.num_samples, data.fingerprint) == (len(kept), whole.fingerprint)
+    assert whole.labels is not None
+    np.testing.assert_array_equal(data.labels, whole.labels[kept])
     assert data.wrong is not None
     assert whole.wrong is not None
     np.testing.assert_array_equal(data.wrong, whole.wrong[kept])
@@ -133,16 +134,15 @@ def test_a_run_on_other_samples_or_labels_is_refused_at_the_start(first, tmp_pat
 
 
 def test_labels_that_the_data_hide_are_not_compared(first):
-    settings, shown = second(first).data, load_data(resolved(recipe())).training_set()
+    data = load_data(resolved(recipe()))
+    shown, known = data.training_set(), data.fingerprint
     hidden = replace(shown, labels=np.full_like(shown.labels, UNKNOWN))
-    left = left_out(settings, lambda: hidden, lambda: None)
-    assert left is not None
-    assert left.kept.tolist() == kept_by(first)
+    assert left_out(first, hidden, known).kept.tolist() == kept_by(first)
     moved = replace(shown, index=shown.index + 1, labels=np.append(shown.labels, 0))
     with pytest.raises(InputError, match="whose samples differ"):
-        left_out(settings, lambda: moved, lambda: None)
+        left_out(first, moved, known)
     with pytest.raises(InputError, match="whose data differ"):
-        left_out(settings, lambda: shown, lambda: "0" * 64)
+        left_out(first, shown, "0" * 64)
 
 
 def test_a_run_without_evidence_or_suspects_is_refused(first, tmp_path):
@@ -204,7 +204,7 @@ def test_user_defined_data(tmp_path, workers):
     kept = kept_by(tmp_path / "first")
     assert summary.train_samples == len(kept) < 0.9 * N
     assert read_training_set(tmp_path / "second", len(kept)).index.tolist() == kept
-    fetch = load_data(resolved(made)).make_fetch()
+    fetch = load_data(resolved(made)).train.open().batch
     x, y = fetch(torch.arange(20), 0)
     everything = digits()[0]
     torch.testing.assert_close(x, everything.tensors[0][kept[:20]])
@@ -234,7 +234,7 @@ def test_image_files(tmp_path):
     assert [after.key(sample) for sample in range(len(kept))] == names
     labels = [int(str(name).split("/")[0]) for name in names]
     data = load_data(resolved(second(tmp_path / "first", *files)))
-    assert data.labels().tolist() == labels == after.trained_labels.tolist()
+    assert data.labels.tolist() == labels == after.trained_labels.tolist()
 
 
 def test_a_plan_needs_the_number_of_samples(first):

@@ -101,7 +101,7 @@ def test_the_average_of_all_steps_is_evaluated_in_place_of_the_weights(tmp_path,
 
     made = build_network("resnet18", 4, 3)
     made.load_state_dict(average["average"]["network"])
-    with epoch_local.local_training(recipe, RankGroup(), None, StopRequest()) as state:
+    with epoch_local.local_training(recipe, RankGroup(), tmp_path, None, StopRequest()) as state:
         evaluation = evaluate(made, state.data.evaluation, "cpu", state.autocast, 4)
     last, other = (read_metrics(tmp_path / n / "metrics.jsonl")[-1] for n in ("average", "plain"))
     assert (last["test_loss"], last["test_accuracy"]) == (evaluation.loss, evaluation.accuracy)

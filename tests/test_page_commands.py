@@ -44,7 +44,6 @@ WHY_NOT = {
     "git": "it needs an address to clone from",
     ".venv/bin/pre-commit": "it changes the settings of the clone",
     "sbatch": "it needs Slurm; test_slurm.py runs the scripts",
-    "while": "it trains for hours",
 }
 # Why a training is not run here. Its settings are resolved to a recipe.
 WHY_NOT_TRAINED = {

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import runpy
-import sys
 import xml.dom.minidom
 from pathlib import Path
 
@@ -29,36 +27,29 @@ def throughput(text, costs, cluster=FREE):
     return simulate(costs, cluster, configuration(text)).throughput
 
 
-@pytest.fixture
-def benchmark_lines(monkeypatch, capsys):
-    """Run the benchmark with some options, and return the lines that it prints."""
-    monkeypatch.syspath_prepend("benchmarks")
-
-    def run(*options):
-        monkeypatch.setattr(sys, "argv", ["planner.py", *options])
-        runpy.run_path("benchmarks/planner.py", run_name="__main__")
-        return capsys.readouterr().out.splitlines()
-
-    return run
+# Configuration and images per second of [D] Tables 1 and 2. A worker is a node of 4 GPUs.
+CALIBRATION = {"one": 124.18, "async 2+1": 195.60, "async 4+1": 292.22}
+PAPER = {
+    **CALIBRATION,
+    "async 4+3": 374.73,
+    "async 4+3 dedicated": 396.62,
+    "async 8+7": 809.10,
+}
 
 
-def test_the_papers_table_is_predicted_within_five_percent(benchmark_lines):
-    last = benchmark_lines("--paper")[-1]
-    assert 0 < float(last.removeprefix("largest error: ").removesuffix(" %")) < 5
-
-
-def test_the_page_has_the_predictions_for_the_trainings_over_shaped_links(benchmark_lines):
-    page = " ".join(Path("docs/planner.md").read_text().split())
-    found, totals = [], []
-    for gigabits in ("1", "10"):
-        lines = benchmark_lines("--runs", "docs/results/planner.json", "--gigabits", gigabits)
-        found.append([line.strip("| ").split(" | ") for line in lines if " | " in line][1:])
-        totals += [f"{float(line.split(': ')[1][:-2]):.1f} %" for line in lines[-2:]]
-    for one, ten in zip(*found, strict=True):
-        assert f"| {' | '.join([*one, *ten[1:]])} |" in page
-    median, largest, *others = totals
-    assert f"the median error is {median} and the largest {largest}; at 10 Gbit/s, " in page
-    assert f"at 10 Gbit/s, {' and '.join(others)}." in page
+def test_the_papers_table_is_predicted_within_five_percent():
+    """From three of its rows: what an exchange adds to a step, and how long a gradient keeps a
+    server busy. The steps are taken to be equally long, since the paper gives no spread."""
+    step = 128 / CALIBRATION["one"]
+    two = (
+        2 * 128 / CALIBRATION["async 2+1"]
+    )  # Of each of two workers, whose server is idle at times.
+    busy = 128 / CALIBRATION["async 4+1"]  # With four workers, it never is.
+    assert 2 * busy < two < 4 * busy
+    costs = Costs((step,), 128, 0.0, overhead=two - step, serve=busy, overlaps=True)
+    for text, measured in PAPER.items():
+        predicted = throughput(text, costs)
+        assert predicted == pytest.approx(measured, rel=0.05)
 
 
 @pytest.mark.parametrize("workers", [1, 4, 32])

@@ -356,7 +356,7 @@ def test_a_run_stopped_twice_and_resumed_has_the_same_result(whole, tmp_path, mo
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_loading_of_data_at_once(number, tmp_path, monkeypatch):
-    def slow(recipe, samples_digest):
+    def slow(recipe, *rest):
         try:
             signal.raise_signal(number)
             time.sleep(1)

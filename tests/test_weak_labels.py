@@ -57,7 +57,7 @@ def small(*changes):
 
 def labels_of(data):
     """The labels that a run trains on."""
-    return data.make_fetch()(torch.arange(data.num_samples), 0)[1].numpy()
+    return data.train.open().batch(torch.arange(data.num_samples), 0)[1].numpy()
 
 
 def wrong_of(data):
@@ -140,8 +140,8 @@ def test_the_images_of_the_labels_that_are_kept_stay_theirs(given_labels, tmp_pa
     _, given = given_labels
     own = load_data(small())
     data = load_data(small(f"data.labels={tmp_path / 'labels.txt'}"))
-    ((x, _),) = [own.make_fetch()(torch.from_numpy(np.flatnonzero(given >= 0)), 0)]
-    ((other, _),) = [data.make_fetch()(torch.arange(data.num_samples), 0)]
+    ((x, _),) = [own.train.open().batch(torch.from_numpy(np.flatnonzero(given >= 0)), 0)]
+    ((other, _),) = [data.train.open().batch(torch.arange(data.num_samples), 0)]
     # Each set is normalised by its own mean and deviation, so pixels differ by a linear function.
     assert np.corrcoef(x.flatten(), other.flatten())[0, 1] == pytest.approx(1, abs=1e-5)
 

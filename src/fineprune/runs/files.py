@@ -35,8 +35,11 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 _EPOCH_FILE = re.compile(r"epoch-([0-9]{4,9})\.npy")
 
+# The lists of the image files that a run trains and evaluates on.
+IMAGES = ("train-images.npz", "test-images.npz")
+
 # The files of runs, comparisons and scaling experiments.
-RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, COMPARISON, RATES, SCALING, DURATION)
+RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, *IMAGES, COMPARISON, RATES, SCALING, DURATION)
 
 # The page about the runs in a folder, which can be written again.
 REPORT = "report.html"

@@ -47,7 +47,7 @@ def served_training(
     from fineprune.distributed.parameter_servers.ray_session import RayLost
 
     strategy = recipe.distributed
-    state = build_state(recipe, ranks, saved)
+    state = build_state(recipe, ranks, saved, folder)
     places = Places(
         groups=strategy.groups,
         members=strategy.group,
@@ -66,7 +66,8 @@ def served_training(
                 functools.partial(
                     RecipeReplica,
                     with_absolute_paths(recipe),
-                    samples_digest=state.data.samples_digest,
+                    data_digest=state.data.fingerprint,
+                    folder=folder.resolve(),
                     records_logits=state.records_logits,
                 ),
                 functools.partial(build_optimizer, settings=recipe.training),

@@ -91,11 +91,12 @@ def train(
         with (
             served_training(recipe, ranks, folder, saved, stop)
             if served
-            else local_training(recipe, ranks, saved, stop)
+            else local_training(recipe, ranks, folder, saved, stop)
         ) as state:
             totals = None
             if saved is None:
                 ranks.from_main(lambda: files.begin(recipe.to_toml()))
+                ranks.from_main(lambda: state.data.save(folder))
             else:
                 totals = restore(state, saved)
                 ranks.from_main(lambda: files.go_on(recipe.to_toml(), saved["metrics"]["epochs"]))

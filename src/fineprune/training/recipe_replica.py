@@ -1,5 +1,7 @@
 """The replica of a recipe's network that a worker of parameter servers trains."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ class RecipeReplica:
     """A ``Replica`` of a recipe's network, with the data to train it on.
 
     All workers start with the same weights, but draw different random numbers while they train.
-    ``samples_digest``, as for ``load_data``, says which samples the indices refer to.
+    ``data_digest`` and ``folder`` are those for ``load_data``.
 
     Attributes:
         num_samples: The number of training samples, N.
@@ -26,19 +28,20 @@ class RecipeReplica:
         self,
         recipe: Recipe,
         rank: int,
-        samples_digest: str | None = None,
+        data_digest: str | None = None,
+        folder: Path | None = None,
         *,
         records_logits: bool = True,
     ) -> None:
         if recipe.run.code is not None:  # It may have changed since the run began.
             check_code(recipe, recipe.run.code)
-        data = load_data(recipe, samples_digest)
+        data = load_data(recipe, data_digest, folder)
         # The worker has a process of its own, so seeding the global generator affects nothing else.
         torch.manual_seed(recipe.run.seed)
         self._recipe = recipe
         self._records_logits = records_logits
-        self._fetch = data.make_fetch()
-        self.overlaps = data.fetch_overlaps
+        self._fetch = data.train.open().batch
+        self.overlaps = data.train.overlaps
         self.num_samples = data.num_samples
         self.model = recipe_network(recipe, data)
         training_mode(self.model, recipe.network.freeze)

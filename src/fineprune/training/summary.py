@@ -24,7 +24,7 @@ def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
     """Return what ``Summary.digests`` of a run that starts now will return."""
     weights = recipe.network.weights
     return {
-        "data": data.digest(),
+        "data": data.fingerprint,
         "labels": data.labels_digest,
         "weights": None if weights is None else weights_digest(Path(weights)),
         LEFT_OUT: data.left_out_digest,
@@ -78,7 +78,7 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
         git=_git_revision(),
         weights_sha256=state.weights_digest,
         labels_sha256=state.data.labels_digest,
-        data_sha256=state.data.digest(),
+        data_sha256=state.data.fingerprint,
         left_out_sha256=state.data.left_out_digest,
         code_sha256=recipe.run.code,
         suspicion=_detection(state, metrics[-1]),

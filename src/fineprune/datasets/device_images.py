@@ -1,4 +1,4 @@
-"""DeviceLoader: a whole image set on the device, and batches made there without waiting.
+"""DeviceImages: a whole image set on the device, and batches made there without waiting.
 
 An image set that fits into memory needs no loader processes. Its bytes are copied to the device
 once, and a batch is one gather of bytes, one conversion and one normalisation. Nothing waits for
@@ -6,7 +6,6 @@ the device during an epoch, because the indices of the whole epoch are copied th
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from fineprune.datasets.augment import Augment, Draws, Normalise, draw
 from fineprune.datasets.image_set import ImageSet
-from fineprune.pruning.sampler import PruningSampler
 
 
 class DeviceImages:
@@ -34,7 +32,12 @@ class DeviceImages:
         device: Where batches are made.
         augment: How images are varied.
         mean, std: One float per channel from values scaled to 0..1; see ``channel_statistics``.
+
+    Attributes:
+        broken: None, because no file is read later.
     """
+
+    broken = None
 
     def __init__(
         self,
@@ -77,24 +80,37 @@ class DeviceImages:
         self._runs = flat.as_strided((max(flat.numel() - line + 1, 0), line), (1, 1))
         self._lines = torch.arange(height, device=self._device) * self._step
 
-    def upload(self, index: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Copy indices to the device, with the windows and the labels of their samples.
+    def batches(
+        self, order: Tensor, epoch: int, size: int
+    ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """Yield ``(index, (x, y))`` for the samples of an order, ``size`` at a time.
 
         Args:
-            index: The indices of the samples; int64, shape (n,), on the CPU.
+            order: The indices of the samples; int64, shape (n,), on the CPU.
             epoch: The epoch, from 0, that determines crops and flips.
+            size: The number of samples of each batch but the last.
 
         Returns:
-            The indices, the positions of the windows (for ``images``) and the labels; each int64 of
-            shape (n,), on the device.
+            An iterator over batches on the device: the indices, int64, shape (B,); the images,
+            float32, shape (B, channels, height, width), channels last, which is faster for
+            convolutions on most devices; and the labels, int64, shape (B,).
         """
         if self._drawn is None or self._drawn[0] != epoch:
             drawn = draw(self._augment, seed=self._seed, epoch=epoch, samples=self._samples)
             self._drawn = (epoch, drawn)
         # The copies do not wait: pageable memory is staged before the call returns.
-        starts = self._starts(index, self._drawn[1]).to(self._device, non_blocking=True)
-        index = index.to(self._device, non_blocking=True)
-        return index, starts, self._labels.index_select(0, index)
+        starts = self._starts(order, self._drawn[1]).to(self._device, non_blocking=True)
+        index = order.to(self._device, non_blocking=True)
+        labels = self._labels.index_select(0, index)
+        for first in range(0, len(index), size):
+            # Slices are views of the tensors of the epoch, so indices and labels are not copied.
+            part = slice(first, first + size)
+            yield index[part], (self._images(starts[part]), labels[part])
+
+    def batch(self, index: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Return one batch ``(x, y)`` of these samples with the crops and flips of ``epoch``."""
+        ((_, batch),) = self.batches(index, epoch, len(index))
+        return batch
 
     def _starts(self, index: Tensor, draws: Draws) -> Tensor:
         """Return the position of the first byte of each sample's window; int64, on the CPU."""
@@ -109,75 +125,8 @@ class DeviceImages:
         channels = self._shape[2]
         return torch.from_numpy(image * self._area + top * self._step + left * channels)
 
-    def images(self, starts: Tensor) -> Tensor:
-        """Return normalised windows; float32, shape (n, channels, height, width).
-
-        The memory format is channels last, which is faster for convolutions on most devices.
-        """
+    def _images(self, starts: Tensor) -> Tensor:
+        """Return the normalised windows that start at these bytes."""
         runs = starts[:, None] + self._lines
         pixels = self._runs.index_select(0, runs.view(-1)).view(-1, *self._shape)
         return self._normalise(pixels).permute(0, 3, 1, 2)
-
-    def fetch(self, index: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return one batch ``(x, y)`` of these samples with the crops and flips of ``epoch``."""
-        _, starts, labels = self.upload(index, epoch)
-        return self.images(starts), labels
-
-
-@dataclass(eq=False)
-class DeviceLoader:
-    """Batches ``(index, (x, y))`` of an image set, augmented and normalised on the device.
-
-    ``index`` is int64 of shape (B,), ``x`` is float32 of shape (B, channels, height, width) in the
-    channels-last memory format, and ``y`` is int64 of shape (B,), all on the device. Each iteration
-    is one epoch, in the order of the sampler and with the crops and flips of ``sampler.epoch``.
-    Call ``set_epoch`` of the sampler before it.
-
-    With ``drop_last``, an incomplete last batch is dropped.
-    """
-
-    _images: DeviceImages
-    batch_size: int
-    sampler: PruningSampler
-    drop_last: bool = False
-
-    def __len__(self) -> int:
-        """Return the number of batches in the sampler's epoch."""
-        whole, rest = divmod(len(self.sampler), self.batch_size)
-        return whole if self.drop_last or not rest else whole + 1
-
-    def __iter__(self) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        order = self.sampler.order()
-        if self.drop_last:
-            order = order[: len(order) - len(order) % self.batch_size]
-        index, starts, labels = self._images.upload(order, self.sampler.epoch)
-        for first in range(0, len(index), self.batch_size):
-            # Slices are views of the tensors of the epoch, so indices and labels are not copied.
-            batch = slice(first, first + self.batch_size)
-            yield index[batch], (self._images.images(starts[batch]), labels[batch])
-
-
-class EvaluationBatches:
-    """Batches of images for evaluation: in order, normalised, and without augmentation.
-
-    The bytes are copied to the device once, and the batches can be iterated any number of times, so
-    keep this for the whole run. A batch ``(x, y)`` is float32 of shape (B, channels, height,
-    width), channels last, and int64 of shape (B,). The arguments are those of ``DeviceImages``;
-    ``mean`` and ``std`` are those of the training images.
-    """
-
-    def __init__(
-        self,
-        data: ImageSet,
-        batch_size: int,
-        device: str | torch.device,
-        mean: Sequence[float],
-        std: Sequence[float],
-    ) -> None:
-        self._images = DeviceImages(
-            data, seed=0, device=device, augment=Augment(), mean=mean, std=std
-        )
-        self._parts = torch.arange(len(data)).split(batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return (self._images.fetch(part, 0) for part in self._parts)
