@@ -240,6 +240,7 @@ def build_local_parts(state: TrainState) -> LocalParts:
             strategy.simulated_groups,
             strategy.step_seconds,
             strategy.step_spread,
+            strategy.staleness_bound,
             recipe.run.seed,
         )
     forward = _compiled(model, recipe.run) if recipe.run.compile == "on" else model
