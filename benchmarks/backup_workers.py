@@ -13,21 +13,17 @@ import argparse
 import json
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import ray
 import torch
 from torch import nn
 
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
-from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.placement import Places
-from fineprune.distributed.parameter_servers.processes import cluster
+from fineprune.distributed.parameter_servers.batches import BatchKey
 from fineprune.distributed.parameter_servers.ray_session import ray_session
+from fineprune.distributed.parameter_servers.training import Training, parameter_servers
 from fineprune.distributed.strategy import Strategy
 from fineprune.training.hardware import describe
 
@@ -78,10 +74,7 @@ def measure(updates: int, rounds: int) -> list[dict[str, float]]:
     batches = list(torch.arange(updates * WORKERS * BATCH).split(BATCH))
     lines = []
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = {
-            name: start(stack, strategy, folder / name) for name, strategy in STRATEGIES.items()
-        }
+        servers = {name: start(stack, strategy) for name, strategy in STRATEGIES.items()}
         for turn in range(rounds + 1):
             line = {}
             for epoch in (2 * turn, 2 * turn + 1):
@@ -94,20 +87,19 @@ def measure(updates: int, rounds: int) -> list[dict[str, float]]:
     return lines
 
 
-def start(stack: ExitStack, strategy: Strategy, folder: Path) -> Coordinator:
-    places = Places(strategy.groups, strategy.group, strategy.servers)
-    processes = stack.enter_context(cluster(places))
+def start(stack: ExitStack, strategy: Strategy) -> Training:
     model = nn.Linear(16, 4)
-    server = Coordinator(processes, strategy, model, Replica, make_optimizer, folder)
-    server.wait_for_workers()
-    return server
+    made = parameter_servers(strategy, model, Replica, make_optimizer)
+    training = stack.enter_context(made)
+    training.wait_for_workers()
+    return training
 
 
-def clock(server: Coordinator, epoch: int, batches: Sequence[torch.Tensor]) -> float:
+def clock(server: Training, epoch: int, batches: Sequence[torch.Tensor]) -> float:
     """Train an epoch, and return its applied samples per second."""
     started = time.perf_counter()
     result = server.run_epoch(epoch, batches, lambda applied: 0.1)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started - result.snapshot_seconds
     return sum(len(update.indices) for update in result.updates) / seconds
 
 

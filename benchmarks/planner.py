@@ -28,7 +28,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ from shaped_nodes import on_node, ray_nodes, shaped_network
 from torch import nn
 
 from fineprune.experiments.cluster_costs import ClusterShape, Costs
-from fineprune.experiments.cluster_simulation import simulate
+from fineprune.experiments.cluster_formula import predicted_speed
 from fineprune.experiments.configurations import Configuration, configuration
 
 # Configuration, nodes and images per second of [D] Tables 1 and 2. A worker is a node of 4 GPUs.
@@ -79,7 +78,7 @@ def paper() -> float:
     print("|---|---:|---:|---:|---:|---|")
     largest = 0.0
     for text, nodes, measured in PAPER:
-        result = simulate(costs, network, configuration(text))
+        result = predicted_speed(costs, network, configuration(text))
         error = 100 * (result.throughput / measured - 1)
         efficiency = result.throughput / CALIBRATION["one"] / nodes
         known = text in CALIBRATION
@@ -146,26 +145,20 @@ class SleepingOptimizer(torch.optim.SGD):
 
 def trained(chosen: Configuration, elements: int) -> float:
     """Train a configuration; return the batches of single workers that were applied per second."""
-    from fineprune.distributed.parameter_servers.coordinator import Coordinator
-    from fineprune.distributed.parameter_servers.placement import Places
-    from fineprune.distributed.parameter_servers.processes import cluster
+    from fineprune.distributed.parameter_servers.training import parameter_servers
 
     strategy = chosen.distributed
-    dedicated = strategy.placement == "dedicated"
-    places = Places(strategy.groups, strategy.group, strategy.servers, dedicated=dedicated)
     model = nn.Linear(elements, 1, bias=False)
     replica = functools.partial(Sleeping, elements, strategy.group)
     optimizer = functools.partial(SleepingOptimizer, elements)
-    with tempfile.TemporaryDirectory() as folder, cluster(places) as processes:
-        made = Coordinator(processes, strategy, model, replica, optimizer, Path(folder) / "servers")
+    with parameter_servers(strategy, model, replica, optimizer) as made:
         made.wait_for_workers()
         for epoch, steps in enumerate((4, 2 * EPOCH_STEPS)):  # The first epoch warms up.
             count = steps * strategy.groups
             batches = list(torch.arange(count * strategy.group).split(strategy.group))
             began = time.perf_counter()
-            made.run_epoch(epoch, batches, lambda applied: 0.0)
-            seconds = time.perf_counter() - began
-        made.close()
+            result = made.run_epoch(epoch, batches, lambda applied: 0.0)
+            seconds = time.perf_counter() - began - result.snapshot_seconds
     return count * strategy.group / seconds
 
 
@@ -221,7 +214,7 @@ def runs(file: Path, gigabits: float) -> list[float]:
         shape = ClusterShape(
             gigabits=gigabits, latency=LATENCY if gigabits else 0, accelerators=group_of(text)
         )
-        result = simulate(costs, shape, configuration(text))
+        result = predicted_speed(costs, shape, configuration(text))
         errors.append(100 * (result.throughput / results[text] - 1))
         print(f"| {text} | {results[text]:.2f} | {result.throughput:.2f} | {errors[-1]:+.1f} |")
     return errors

@@ -28,11 +28,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fineprune.distributed.parameter_servers.link import Link, WireFormat, join_store, open_store
 from shaped_nodes import address, interface, on_node, shaped_network, what_is_missing
 from table import show
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from fineprune.distributed.parameter_servers.link import Link, WireFormat, join_store, open_store
 from fineprune.training.hardware import describe
 
 SERVERS = (1, 2)

@@ -89,7 +89,7 @@ def train(
         saved = checkpoint_of(files, recipe) if begun else None
         served = recipe.distributed.served
         with (
-            served_training(recipe, ranks, folder, saved, stop)
+            served_training(recipe, ranks, saved, stop)
             if served
             else local_training(recipe, ranks, saved, stop)
         ) as state:
@@ -137,7 +137,7 @@ def _train_epochs(
         with totals.bookkeeping():
             state.pruner.end_epoch()
         totals.stop_clock()
-        if state.coordinator is not None:
+        if state.served is not None:
             load_from_servers(state, totals)
         metrics = epoch_metrics(state, epoch, totals, end.loss)
         with state.ranks.wait_for_main(f"epoch {epoch}"):

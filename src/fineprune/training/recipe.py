@@ -38,9 +38,6 @@ _PLACES = {
     "distributed": (
         "placement",
         "silence_seconds",
-        "silence_factor",
-        "startup_seconds",
-        "link_seconds",
         "snapshot_every",
     ),
 }

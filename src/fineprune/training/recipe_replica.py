@@ -1,8 +1,13 @@
 """The replica of a recipe's network that a worker of parameter servers trains."""
 
-import torch
-from torch import Tensor
+import hashlib
+import sys
+from pathlib import Path
 
+import torch
+from torch import Tensor, nn
+
+from fineprune.errors import InputError
 from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.training.data import load_data
 from fineprune.training.network import precision, recipe_network, training_losses
@@ -15,7 +20,8 @@ class RecipeReplica:
     """A ``Replica`` of a recipe's network, with the data to train it on.
 
     All workers start with the same weights, but draw different random numbers while they train.
-    ``samples_digest``, as for ``load_data``, says which samples the indices refer to.
+    ``samples_digest``, as for ``load_data``, says which samples the indices refer to, and
+    ``source_digest`` which network the run has.
 
     Attributes:
         num_samples: The number of training samples, N.
@@ -26,6 +32,7 @@ class RecipeReplica:
         recipe: Recipe,
         rank: int,
         samples_digest: str | None = None,
+        source_digest: str | None = None,
         *,
         records_logits: bool = True,
     ) -> None:
@@ -38,6 +45,12 @@ class RecipeReplica:
         self.overlaps = data.fetch_overlaps
         self.num_samples = data.num_samples
         self.model = recipe_network(recipe, data)
+        if source_digest not in (None, network_source(self.model, recipe.network.name)):
+            raise InputError(
+                f"expected the source of network.name {recipe.network.name!r} with which the run "
+                f"began, got another in a worker that started later: restore the file, and "
+                f"continue with --resume"
+            )
         training_mode(self.model, recipe.network.freeze)
         self._precision = precision(recipe.run)
         if rank:
@@ -55,7 +68,7 @@ class RecipeReplica:
         Returns:
             The losses, float32, shape (B,). If the run records logits and there are at most
             ``KEEP_ALL`` classes, also the logits, float32, shape (B, C), and the labels, int64,
-            shape (B,). The coordinator keeps them until the epoch ends.
+            shape (B,). The driver keeps them until the epoch ends.
         """
         x, y = batch
         with self._precision:
@@ -68,3 +81,20 @@ class RecipeReplica:
         if self._records_logits and y.ndim == 1 and logits.shape[1] <= KEEP_ALL:
             watched = {"logits": logits.detach().float(), "labels": y}
         return losses.detach(), watched
+
+
+def network_source(model: nn.Module, name: str) -> str:
+    """Return the SHA-256 digest of the source files of a recipe's network, in hexadecimal.
+
+    A worker that is started in the middle of a run imports them again.
+
+    Args:
+        model: The network.
+        name: ``network.name`` of the recipe, perhaps ``module:attribute``.
+    """
+    modules = {type(module).__module__ for module in model.modules()} | {name.partition(":")[0]}
+    files = {getattr(sys.modules.get(module), "__file__", None) for module in modules}
+    digest = hashlib.sha256()
+    for file in sorted(filter(None, files)):
+        digest.update(Path(file).read_bytes())
+    return digest.hexdigest()

@@ -66,6 +66,8 @@ class UpdateRule:
             fresh = [gradient for gradient in waiting if gradient.version == version]
             number = min(self.quorum, remaining)
             return fresh[:number] if number and len(fresh) >= number else []
+        if self.bound is None:
+            return list(waiting[:1])
         for gradient in waiting:
             others = [other.version for other in (*waiting, *computing) if other is not gradient]
             if self._leaves_time(others, version + 1):
