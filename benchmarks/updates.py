@@ -22,6 +22,7 @@ Medians over the rounds are compared. The machine should be idle; the load is pr
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -44,7 +45,6 @@ from fineprune.training.hardware import describe
 
 SAMPLES = 128
 SLEEP, BATCHES = 0.16, 8
-LARGE = 25_000_000
 # The epochs that are measured, after one that warms up.
 EPOCHS = 3
 
@@ -84,8 +84,8 @@ class Nothing:
 class Large(Nothing):
     """The same with many parameters."""
 
-    def __init__(self, rank: int) -> None:
-        self.model = nn.Linear(LARGE, 1, bias=False)
+    def __init__(self, elements: int, rank: int) -> None:
+        self.model = nn.Linear(elements, 1, bias=False)
 
 
 class Sleeping(Nothing):
@@ -153,33 +153,37 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(updates: int) -> dict[str, float]:
+def measure(updates: int, elements: int) -> dict[str, float]:
     """Measure this checkout."""
     small = nn.Linear(16, 16)
-    large = nn.Linear(LARGE, 1, bias=False)
+    large = nn.Linear(elements, 1, bias=False)
+    build = functools.partial(Large, elements)
     few = max(8, updates // 5)
     lenet = trained(1, 1, LeNet(), LeNetReplica, updates)
     idle = trained(4, 1, small, Nothing, 4 * updates)
-    one = trained(1, 1, large, Large, few)
-    two = trained(2, 2, large, Large, few)
+    one = trained(1, 1, large, build, few)
+    two = trained(2, 2, large, build, few)
     loading = trained(1, 1, small, Sleeping, BATCHES)
     return {
         "LeNet 1+1, ms per update": 1e3 * lenet["seconds"],
         "LeNet 1+1, driver's processor ms per update": 1e3 * lenet["driver"],
         "four idle workers, updates per second": 1 / idle["seconds"],
         "four idle workers, driver's processor ms per update": 1e3 * idle["driver"],
-        "25 M parameters 1+1, ms per update": 1e3 * one["seconds"],
-        "25 M parameters 2+2, ms per update": 1e3 * two["seconds"],
-        "25 M parameters, driver's processor ms per update": 1e3 * one["driver"],
+        "large 1+1, ms per update": 1e3 * one["seconds"],
+        "large 2+2, ms per update": 1e3 * two["seconds"],
+        "large, driver's processor ms per update": 1e3 * one["driver"],
         "an epoch of 1.3 s of loading and 1.3 s of computing, s": BATCHES * loading["seconds"],
         "start, s": lenet["start"],
     }
 
 
-def measured(checkout: Path, updates: int) -> dict[str, float]:
+def measured(checkout: Path, updates: int, elements: int) -> dict[str, float]:
     """Measure a checkout in a process of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, "--alone", "--updates", str(updates)],
+        [
+            *(sys.executable, __file__, "--alone"),
+            *("--updates", str(updates), "--elements", str(elements)),
+        ],
         env={**os.environ, "PYTHONPATH": str(checkout / "src")},
         stdout=subprocess.PIPE,
         text=True,
@@ -192,6 +196,7 @@ def measured(checkout: Path, updates: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=200, help="per epoch of LeNet")
+    parser.add_argument("--elements", type=int, default=25_000_000, help="of the large model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout of the project")
     parser.add_argument("--json", action="store_true")
@@ -199,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.alone:
-        print(json.dumps(measure(options.updates)))
+        print(json.dumps(measure(options.updates, options.elements)))
         return
     checkouts = {"this checkout": Path(__file__).resolve().parents[1]}
     if options.against is not None:
@@ -209,7 +214,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, checkout in checkouts.items():
             loads.append(os.getloadavg()[0])
-            rounds[name].append(measured(checkout, options.updates))
+            rounds[name].append(measured(checkout, options.updates, options.elements))
     about = asdict(describe("cpu", 1)) | {"torch": torch.__version__, "loads before": loads}
     if options.json:
         print(json.dumps({"about": about, "rounds": rounds}))

@@ -25,7 +25,7 @@ import pytest
 import torch
 from logged_events import on_events
 from preloaded_python import preloaded_ray_workers
-from processes import in_session
+from processes import in_session, wait_until_ended
 from torch import nn
 
 from fineprune.distributed.parameter_servers.batches import BatchKey
@@ -390,7 +390,6 @@ def once_in_the_last_update(strategy, give):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_process_outlives_a_killed_driver(tmp_path, short_folder):
-    """But Ray's two agents, which look for their raylet once a minute."""
     with subprocess.Popen(
         [sys.executable, __file__, tmp_path, short_folder],
         stdout=subprocess.PIPE,
@@ -403,22 +402,10 @@ def test_no_process_outlives_a_killed_driver(tmp_path, short_folder):
     try:
         assert len(actors) == 4
         assert actors | {driver.pid} < there  # and Ray's own
-        deadline = time.monotonic() + 20
-        while running(driver.pid) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert not running(driver.pid)
+        assert not wait_until_ended(driver.pid)
     finally:
         for pid in in_session(driver.pid):
             kill(pid)
-
-
-def running(session):
-    """Return the names of the processes of a session that are not Ray's agents."""
-    names = set()
-    for pid in in_session(session):
-        with contextlib.suppress(OSError):
-            names.add(Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0])
-    return {name for name in names if "Agent" not in name}
 
 
 @pytest.mark.parametrize(

@@ -386,14 +386,13 @@ def test_a_run_whose_ray_is_dead_or_hangs_ends_with_one_line(
 @pytest.mark.long
 @on_linux
 @pytest.mark.parametrize("process", ["raylet", "gcs_server"])
-def test_a_run_whose_ray_hangs_can_be_stopped(process, training, tmp_path, short_folder):
+def test_a_run_whose_ray_hangs_can_be_stopped(process, training, short_folder):
     run, ray_processes = training
     os.kill(ray_processes[process], signal.SIGSTOP)
     run.send_signal(signal.SIGTERM)
     told = run.communicate(timeout=90)[1]
-    assert "fineprune: stopped by SIGTERM in epoch" in told
+    assert "fineprune: stopped by SIGTERM" in told
     assert run.returncode == 128 + signal.SIGTERM
-    assert (tmp_path / "run/checkpoint.pt").exists()
     assert not wait_until_ended(run.pid)
     assert list(short_folder.glob("ray*")) == []
 

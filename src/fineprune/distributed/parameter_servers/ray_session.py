@@ -5,7 +5,6 @@ Ray is an optional dependency (the extra ``cluster``).
 
 import contextlib
 import logging
-import math
 import os
 import re
 import signal
@@ -117,28 +116,33 @@ class RayHealth:
         if passed < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        silent = None
-        for name, pid in self._daemons.items():
-            state = _state_of(pid)
-            if state in ("", "Z"):
-                self._silence = math.inf
-                raise RayLost(f"Ray's process {name} ended")
-            if state in ("T", "t"):
-                silent = name
-        if silent is None:
-            try:
-                socket.create_connection(self._address, timeout=_LOOK_SECONDS).close()
-            except OSError:
-                silent = "gcs_server"
+        silent, reason = self._silent()
+        if reason:
+            raise RayLost(f"Ray's process {silent} {reason}")
         # If this process was suspended, that time does not count.
-        self._silence = 0.0 if silent is None else self._silence + min(passed, 2 * _LOOK_SECONDS)
+        self._silence = self._silence + min(passed, 2 * _LOOK_SECONDS) if silent else 0.0
         if self._silence > SILENCE_SECONDS:
             raise RayLost(f"Ray's process {silent} has been silent for {self._silence:.0f} s")
 
     @property
-    def doubtful(self) -> bool:
-        """Whether a process was silent at the last look; then nothing should be started."""
-        return self._silence > 0
+    def answers(self) -> bool:
+        """Whether all processes answer now. Otherwise, requests to Ray hang."""
+        return not self._silent()[0]
+
+    def _silent(self) -> tuple[str, str]:
+        """Return the name of a process that does not answer, and how it ended; "" if none did."""
+        states = {name: _state_of(pid) for name, pid in self._daemons.items()}
+        for name, state in states.items():
+            if state in ("", "Z"):
+                return name, "ended"
+        for name, state in states.items():
+            if state in ("T", "t"):
+                return name, ""
+        try:
+            socket.create_connection(self._address, timeout=_LOOK_SECONDS).close()
+        except OSError:
+            return "gcs_server", ""
+        return "", ""
 
 
 class _RayThread:

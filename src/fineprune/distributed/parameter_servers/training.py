@@ -321,7 +321,7 @@ class Training:
     def close(self) -> None:
         """End all actors, and give their resources back."""
         self._calls.clear()
-        if not self._health.doubtful:
+        if self._health.answers:
             for unit in (*self._groups, *self._servers):
                 unit.kill()
             self._placement.release()
@@ -435,7 +435,7 @@ class Training:
     def _report_waiting(self, passed: float) -> None:
         """Report actors that wait for CPUs, from time to time. This is no silence of theirs."""
         starting = [unit for unit in (*self._servers, *self._groups) if not unit.ready]
-        if not starting or not self._placement.unplaced():
+        if not starting or not self._health.answers or not self._placement.unplaced():
             if self._reported and not starting:
                 self._placement.report_shared_nodes()
                 self._waited = self._reported = 0.0
@@ -586,7 +586,7 @@ class Training:
 
     def _make(self, kind: ProcessKind, index: int) -> Any:
         """Make an actor, as soon as Ray's own processes answer: Ray would hang before."""
-        while self._health.doubtful:
+        while not self._health.answers:
             if self._stop():
                 raise RayLost("Ray's own processes do not answer")
             time.sleep(_LOOK_SECONDS)
