@@ -389,8 +389,7 @@ def test_deaths_between_two_epochs_are_counted(tmp_path, monkeypatch):
     reports = [line["distributed"] for line in metrics(tmp_path)]
     assert [report["server_deaths"] for report in reports] == [0, 1, 0, 0]
     assert [report["worker_deaths"] for report in reports] == [0, 0, 1, 0]
-    # The updates since the last snapshot, which was that of the first epoch's end, were made again.
-    assert [report["undone"] for report in reports] == [0, reports[1]["undone"], 0, 0]
+    assert [report["undone"] > 0 for report in reports] == [False, True, False, False]
 
 
 @pytest.mark.usefixtures("running_ray")
