@@ -152,8 +152,9 @@ class Watch:
         return kinds.count(WORKER), kinds.count(SERVER)
 
     def send(self, number, kind, index):
-        """Send a signal to a process that is alive."""
-        os.kill(self.living[kind, index], number)
+        """Send a signal to a process that was alive at the last event."""
+        with contextlib.suppress(KeyError, ProcessLookupError):
+            os.kill(self.living[kind, index], number)
 
     def note(self, event):
         match event.kind:
