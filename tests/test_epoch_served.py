@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from logged_events import on_events
 
 import fineprune as fp
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind
+from fineprune.errors import InputError
 from fineprune.training.loop import train
-from fineprune.training.recipe import Recipe
+from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.recipe_replica import RecipeReplica, network_source
 from fineprune.training.stop import Stopped
 
 pytest.importorskip("ray")
@@ -457,3 +460,42 @@ def test_cores_are_shared_by_the_workers(monkeypatch):
     assert hardware.resolved(served).run.threads == 2
     alone = dataclasses.replace(served, distributed=recipe().distributed)
     assert hardware.resolved(alone).run.threads == 8
+
+
+@pytest.mark.parametrize(
+    ("distributed", "training", "said"),
+    [
+        ({"strategy": "async"}, {}, "a momentum of 0.9 with 2 asynchronous workers"),
+        ({"strategy": "mixed", "workers": 4, "group": 2}, {}, "with 2 asynchronous workers"),
+        ({"simulate": 3}, {"momentum": 0.8}, "a momentum of 0.8 with 3 asynchronous workers"),
+        ({"strategy": "async"}, {"momentum": 0.7, "nesterov": False}, None),
+        ({"strategy": "async"}, {"optimizer": "adam", "nesterov": False}, None),
+        ({"strategy": "async", "workers": 1}, {}, None),
+        ({"strategy": "sync"}, {}, None),
+        ({"simulate": 4, "simulate_as": "sync"}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_stale_gradients_with_a_high_momentum_are_warned_of(distributed, training, said):
+    told = recipe(**distributed).replaced("training", **training).stale_momentum
+    assert (told is None) if said is None else (said in told)
+
+
+def test_the_recipe_for_trials_of_strategies_is_fair():
+    made = read_recipe(Path("strategies"))
+    assert (made.training.optimizer, made.training.momentum) == ("rmsprop-tf", 0.0)
+    assert made.pruning.policy == "full"
+    assert made.replaced("distributed", strategy="async").stale_momentum is None
+
+
+def test_a_worker_that_finds_another_source_of_the_network_is_refused(tmp_path, monkeypatch):
+    """The file was changed after the run began."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "changing_network.py"
+    file.write_text("from dropping_network import dropping_network\n")
+    made = recipe().replaced("network", name="changing_network:dropping_network")
+    began = network_source(RecipeReplica(made, 0).model, made.network.name)
+    RecipeReplica(made, 0, source_digest=began)
+    file.write_text(f"{file.read_text()}# another one\n")
+    with pytest.raises(InputError, match=r"expected the source of network\.name 'changing"):
+        RecipeReplica(made, 0, source_digest=began)

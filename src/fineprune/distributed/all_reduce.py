@@ -188,12 +188,28 @@ class StopVote:
 
 def is_main() -> bool:
     """Return whether this process has rank 0 or was started without a launcher."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return world_size() == 1 or _of_launcher("RANK", 0) == 0
 
 
 def world_size() -> int:
     """Return the number of processes that the launcher started on all machines."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return _of_launcher("WORLD_SIZE", 1)
+
+
+def _of_launcher(variable: str, otherwise: int) -> int:
+    """Return what a launcher set a variable to. An empty one counts as none.
+
+    Raises:
+        InputError: It is no whole number.
+    """
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return otherwise
+    if not text.isdecimal():
+        raise InputError(
+            f"expected {variable} to be a whole number, as torchrun sets it, got {text!r}: unset it"
+        )
+    return int(text)
 
 
 def check_not_launched(what: str, starts: str) -> None:
@@ -215,7 +231,7 @@ def check_not_launched(what: str, starts: str) -> None:
 
 def local_size() -> int:
     """Return the number of processes that the launcher started on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return 1 if world_size() == 1 else _of_launcher("LOCAL_WORLD_SIZE", 1)
 
 
 @contextlib.contextmanager
@@ -253,7 +269,7 @@ def joined(device: str) -> Iterator[RankGroup]:
             f"got {device!r}: set run.device=cuda"
         )
     if on_gpu:
-        local = int(os.environ["LOCAL_RANK"])
+        local = _of_launcher("LOCAL_RANK", 0)
         if local >= torch.cuda.device_count():
             raise InputError(
                 f"expected at most {torch.cuda.device_count()} processes on this machine, one per "
