@@ -65,7 +65,7 @@ def test_an_address_where_another_program_listens_is_one_line(host, monkeypatch)
     with socket.create_server((host.strip("[]"), 0), family=family) as other:
         monkeypatch.setenv("RAY_ADDRESS", f"{host}:{other.getsockname()[1]}")
         monkeypatch.setattr(ray_session_module, "_START_SECONDS", 1.0)
-        said = r"the start of Ray at .* took longer than 1 s"
+        said = r"Ray at .* did not answer within 1 s"
         with pytest.raises(RunError, match=said), ray_session(1):
             pass
 
@@ -73,7 +73,7 @@ def test_an_address_where_another_program_listens_is_one_line(host, monkeypatch)
 def test_a_request_to_stop_ends_the_wait_for_ray(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{other.getsockname()[1]}")
-        with pytest.raises(RunError, match="was stopped"), ray_session(1, lambda: True):
+        with pytest.raises(RayLost, match="was stopped"), ray_session(1, lambda: True):
             pass
 
 

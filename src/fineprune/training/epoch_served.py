@@ -17,7 +17,7 @@ import torch
 
 from fineprune.distributed.all_reduce import RankGroup, check_not_launched
 from fineprune.distributed.parameter_servers.epoch import EpochResult
-from fineprune.errors import RunError, check_installed
+from fineprune.errors import check_installed
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.recipe import Recipe
@@ -38,6 +38,7 @@ def served_training(
     The arguments are those of ``build_state``. ``ranks`` consists of this process only.
     """
     # Imported here because Ray is an optional dependency.
+    from fineprune.distributed.parameter_servers.failures import RayLost
     from fineprune.distributed.parameter_servers.training import parameter_servers
 
     state = build_state(recipe, ranks, saved)
@@ -62,7 +63,7 @@ def served_training(
             state.served.wait_for_workers()
             stop.check("before the first epoch")
             yield state
-    except RunError:
+    except RayLost:
         # What asked this process to stop has perhaps stopped Ray, too.
         stop.check("together with its Ray, without another checkpoint")
         raise

@@ -63,7 +63,7 @@ def ray_session(cpus: int, stop: Stop = lambda: False) -> Iterator[None]:
     Args:
         cpus: The number of CPUs that a new Ray counts at least.
         stop: Function that is called repeatedly while Ray starts. If it returns True, the wait ends
-            with RunError.
+            with RayLost.
     """
     if ray.is_initialized():
         yield
@@ -101,7 +101,7 @@ class RayHealth:
 
     def __init__(self) -> None:
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        self._address = host, int(port)
+        self._address = host.strip("[]"), int(port)
         self._daemons = _daemons()
         self._looked = time.monotonic()
         self._silence = 0.0
@@ -158,9 +158,12 @@ class _RayThread:
         self._thread.start()
         deadline = time.monotonic() + _START_SECONDS
         while not self._begun.wait(0.2):
-            if stop() or time.monotonic() > deadline:
-                reason = "was stopped" if stop() else f"took longer than {_START_SECONDS:.0f} s"
-                raise RunError(f"the start of Ray at {options['address']} {reason}")
+            if stop():
+                raise RayLost("the start of Ray was stopped")
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"Ray at {options['address']} did not answer within {_START_SECONDS:.0f} s"
+                )
         if self._error is not None:
             raise _explained(self._error, options["address"])
 

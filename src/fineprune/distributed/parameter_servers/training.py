@@ -123,7 +123,7 @@ def parameter_servers(
         state: The state of an earlier training, which this one continues. It must have the same
             number of servers.
         stop: Function that is called repeatedly during a wait for Ray or for resources. If it
-            returns True, the wait ends with RunError.
+            returns True, the wait ends, for Ray with RayLost.
 
     Raises:
         InputError: The model does not fit, the state is of another layout, or there are too few
