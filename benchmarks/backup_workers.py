@@ -23,7 +23,8 @@ from torch import nn
 
 from fineprune.distributed.parameter_servers.batches import BatchKey
 from fineprune.distributed.parameter_servers.ray_session import ray_session
-from fineprune.distributed.parameter_servers.training import Training, parameter_servers
+from fineprune.distributed.parameter_servers.start import parameter_servers
+from fineprune.distributed.parameter_servers.training import Training
 from fineprune.distributed.strategy import Strategy
 from fineprune.training.hardware import describe
 

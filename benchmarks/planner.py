@@ -145,7 +145,7 @@ class SleepingOptimizer(torch.optim.SGD):
 
 def trained(chosen: Configuration, elements: int) -> float:
     """Train a configuration; return the batches of single workers that were applied per second."""
-    from fineprune.distributed.parameter_servers.training import parameter_servers
+    from fineprune.distributed.parameter_servers.start import parameter_servers
 
     strategy = chosen.distributed
     model = nn.Linear(elements, 1, bias=False)

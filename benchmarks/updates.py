@@ -108,7 +108,7 @@ def make_optimizer(parameters: list[tuple[str, torch.Tensor]]) -> torch.optim.Op
 def serving(strategy: Strategy, model: nn.Module, build: Callable[[int], Any]) -> Iterator[Any]:
     """Start a training on servers, with this edition or with the first one."""
     try:
-        from fineprune.distributed.parameter_servers.training import parameter_servers
+        from fineprune.distributed.parameter_servers.start import parameter_servers
     except ModuleNotFoundError:
         package = "fineprune.distributed.parameter_servers"
         names = ("coordinator", "placement", "processes")

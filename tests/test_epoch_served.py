@@ -26,7 +26,7 @@ from fineprune.training.stop import Stopped
 
 pytest.importorskip("ray")
 
-from fineprune.distributed.parameter_servers.failures import RayLost
+from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.distributed.parameter_servers.training import Training
 
 

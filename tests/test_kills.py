@@ -33,7 +33,7 @@ from fineprune.distributed.parameter_servers.batches import BatchKey
 ray = pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
-from fineprune.distributed.parameter_servers.training import parameter_servers  # noqa: E402
+from fineprune.distributed.parameter_servers.start import parameter_servers  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("running_ray")

@@ -17,7 +17,7 @@ from fineprune.distributed.parameter_servers.batches import BatchKey
 pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind
-from fineprune.distributed.parameter_servers.training import parameter_servers
+from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import RunError
 

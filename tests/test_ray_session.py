@@ -24,7 +24,6 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from fineprune.distributed.parameter_servers.failures import (
     Failure,
-    RayLost,
     RemoteError,
     cause_of,
     dead_actor,
@@ -34,6 +33,7 @@ from fineprune.distributed.parameter_servers.failures import (
 from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
 from fineprune.distributed.parameter_servers.ray_session import ray_session
 from fineprune.distributed.parameter_servers.server import Actor
+from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.errors import InputError, RunError
 
 
@@ -167,7 +167,7 @@ import contextlib
 import os
 from pathlib import Path
 import torch
-from fineprune.distributed.parameter_servers.training import parameter_servers
+from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.strategy import Strategy
 
 class Replica:
@@ -226,7 +226,7 @@ import sys
 from pathlib import Path
 import torch
 from torch import nn
-from fineprune.distributed.parameter_servers.training import parameter_servers
+from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.strategy import Strategy
 
 def die_once(marker):

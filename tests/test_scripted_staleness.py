@@ -9,7 +9,7 @@ from torch import nn
 
 pytest.importorskip("ray")
 
-from fineprune.distributed.parameter_servers.training import parameter_servers
+from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.parameter_servers.update_rule import UpdateRule, simulated_updates
 from fineprune.distributed.strategy import Strategy
 

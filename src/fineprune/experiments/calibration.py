@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout
+from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.experiments.cluster_costs import Costs
@@ -129,9 +130,6 @@ def _exchange(
     recipe: Recipe, replica: RecipeReplica, samples: torch.Tensor, step: float
 ) -> tuple[float, float]:
     """Return the seconds per update beyond computing, and those of the driver's processor."""
-    # Imported here because Ray is an optional dependency.
-    from fineprune.distributed.parameter_servers.training import parameter_servers
-
     updates = max(_FEWEST, min(_MOST, int(_SECONDS / step)))
     batches = [samples] * updates
     found = 0.0, 0.0

@@ -17,6 +17,7 @@ import torch
 
 from fineprune.distributed.all_reduce import RankGroup, check_not_launched
 from fineprune.distributed.parameter_servers.epoch import EpochResult
+from fineprune.distributed.parameter_servers.start import RayLost, parameter_servers
 from fineprune.errors import check_installed
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
@@ -37,10 +38,6 @@ def served_training(
 
     The arguments are those of ``build_state``. ``ranks`` consists of this process only.
     """
-    # Imported here because Ray is an optional dependency.
-    from fineprune.distributed.parameter_servers.failures import RayLost
-    from fineprune.distributed.parameter_servers.training import parameter_servers
-
     state = build_state(recipe, ranks, saved)
     build = functools.partial(
         RecipeReplica,

@@ -14,6 +14,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.errors import InputError, RunError, first_line, lack_of
 
 _Args = ParamSpec("_Args")
@@ -29,16 +30,6 @@ class RemoteError(RuntimeError):
 
     ``__cause__`` shows the stack trace of the other process.
     """
-
-
-class RayLost(RunError):
-    """Ray's own processes have ended or hang, so that no process can be started or replaced."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.args[0]}: Ray cannot start or replace processes without it; continue with "
-            f"--resume"
-        )
 
 
 class Behind(RuntimeError):

@@ -18,16 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-# Ray reads this when it is imported. Without it, a Ray that is started for one machine listens on
-# all interfaces.
-if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-
 import ray
 import ray._private.worker as ray_worker
 from ray.exceptions import AuthenticationError
 
-from fineprune.distributed.parameter_servers.failures import RayLost
+from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.errors import InputError, RunError
 
 _LOOPBACK = "127.0.0.1"

@@ -9,9 +9,8 @@ epoch has the same meaning under every strategy, and what is decided between two
 which samples the next one skips, is based on all losses of the previous one.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,20 +29,20 @@ from fineprune.distributed.parameter_servers.epoch import (
 )
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
 from fineprune.distributed.parameter_servers.failures import (
-    RayLost,
     cause_of,
     dead_actor,
     failure_of,
 )
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
-from fineprune.distributed.parameter_servers.placement import Placement, Places, available
-from fineprune.distributed.parameter_servers.ray_session import RayHealth, ray_session
+from fineprune.distributed.parameter_servers.placement import Placement, available
+from fineprune.distributed.parameter_servers.ray_session import RayHealth
 from fineprune.distributed.parameter_servers.server import (
     MakeOptimizer,
     Server,
     first_state,
     held_by,
 )
+from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.distributed.parameter_servers.units import Group, Unit
 from fineprune.distributed.parameter_servers.update_rule import Gradient, UpdateRule
 from fineprune.distributed.parameter_servers.worker import (
@@ -56,7 +55,7 @@ from fineprune.distributed.parameter_servers.worker import (
     Worker,
 )
 from fineprune.distributed.strategy import Strategy
-from fineprune.errors import InputError, RunError
+from fineprune.errors import RunError
 
 # The interval at which the driver looks for what Ray does not report, in seconds.
 _LOOK_SECONDS = 0.5
@@ -91,70 +90,8 @@ class _Call:
     era: int
 
 
-@contextlib.contextmanager
-def parameter_servers(
-    strategy: Strategy,
-    model: nn.Module,
-    build: Build,
-    optimizer: MakeOptimizer,
-    *,
-    threads: int = 1,
-    gpus: float = 0.0,
-    state: dict[str, Any] | None = None,
-    stop: Stop = lambda: False,
-) -> Iterator["Training"]:
-    """Start the servers and workers of a training in the Ray that ``ray_session`` joins or starts.
-
-    They are started at once; the methods of the result wait for those that they need. All of them
-    end with this block.
-
-    Args:
-        strategy: Which processes wait for others, and how often the servers' state is saved.
-        model: The model whose parameters and buffers the training starts from. It is not changed.
-            Its frozen parameters (``requires_grad=False``), which must also be frozen in the
-            replicas, are not trained and not held by servers.
-        build: Function that makes a replica, given its rank. It must be picklable. The parameters
-            of the replica are overwritten.
-        optimizer: Function that makes a server's optimizer; see ``Server.begin``. It must be
-            picklable.
-        threads: The number of torch threads in each process, which is also the number of CPUs of
-            each worker and each dedicated server.
-        gpus: The number of GPUs of each worker, which are the only ones that it sees.
-        state: The state of an earlier training, which this one continues. It must have the same
-            number of servers.
-        stop: Function that is called repeatedly during a wait for Ray or for resources. If it
-            returns True, the wait ends, for Ray with RayLost.
-
-    Raises:
-        InputError: The model does not fit, the state is of another layout, or there are too few
-            resources.
-        RunError: Ray does not start.
-    """
-    layout = flat_layout(model, strategy.servers)
-    if state is not None and state["layout"] != layout.contents:
-        raise InputError(
-            "expected a state of the same model and number of servers, got a different one: resume "
-            "with the same settings"
-        )
-    places = Places(
-        groups=strategy.groups,
-        members=strategy.group,
-        servers=strategy.servers,
-        dedicated=strategy.placement == "dedicated",
-        threads=threads,
-        gpus=gpus,
-    )
-    with ray_session(places.cpus, stop):
-        placement = Placement(places, stop)
-        training = Training(strategy, placement, model, build, optimizer, state, stop)
-        try:
-            yield training
-        finally:
-            training.close()
-
-
 class Training:
-    """A training on servers and workers, epoch by epoch. ``parameter_servers`` makes it."""
+    """A training on servers and workers, epoch by epoch; see ``start.parameter_servers``."""
 
     def __init__(
         self,
