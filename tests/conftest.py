@@ -16,6 +16,9 @@ from preloaded_python import for_ray_workers, preloaded_python, waiting
 # several threads each would mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Ray reads it when it is imported, which tests do before fineprune does.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
 # Hypothesis fails a slow example by default. How long one takes says more about the machine.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -24,7 +27,7 @@ settings.load_profile("untimed")
 # processes of pytest end at about the same time.
 _LONGEST = (
     "test_kills",
-    "test_coordinator",
+    "test_parameter_servers",
     "test_cli",
     "test_compare",
     "test_all_reduce",

@@ -78,7 +78,7 @@ CORE = [
 ]
 SERVERS = "distributed/parameter_servers"
 ONLY_IMPORT = {
-    "ray": [f"{SERVERS}/{name}.py" for name in ("placement", "processes", "ray_session")],
+    "ray": [f"{SERVERS}/"],
     "lightning": ["integrations/lightning/"],
 }
 

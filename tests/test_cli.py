@@ -145,9 +145,9 @@ def test_settings_of_servers_without_servers_are_said():
     default = run("plan", "quick", "distributed.workers=2")
     assert "no effect without parameter servers: distributed.workers; set" in default.stderr
     assert "no effect" not in run("plan", "quick").stderr
-    more = ("distributed.link_seconds=9", "distributed.simulate=4")
+    more = ("distributed.silence_seconds=9", "distributed.simulate=4")
     simulated = run("plan", "quick", *changes, *more).stderr
-    assert "gradients, distributed.link_seconds; distributed.simulate is the number" in simulated
+    assert "gradients, distributed.silence_seconds; distributed.simulate is the number" in simulated
     served = run("plan", "quick", *changes, "distributed.strategy=sync")
     assert "no effect" not in served.stderr
 

@@ -1,12 +1,8 @@
 """Fine-tuning: frozen parts, and learning rates of their own for parts of a network."""
 
-import contextlib
 import functools
 import re
-import socket
-import threading
 import tomllib
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import get_args
 
@@ -16,24 +12,7 @@ from resuming import train_until
 from torch import nn
 
 from fineprune.distributed.optimizer_rate import set_rate
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
-from fineprune.distributed.parameter_servers.channel import Channel, ChannelClosed
-from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
-from fineprune.distributed.parameter_servers.link import open_store
-from fineprune.distributed.parameter_servers.messages import (
-    Admit,
-    Connect,
-    Contribution,
-    Done,
-    Snapshot,
-    Step,
-    Stepped,
-    Update,
-    Written,
-)
-from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.distributed.parameter_servers.server import ParameterServer
-from fineprune.distributed.parameter_servers.worker import Worker
+from fineprune.distributed.parameter_servers.flat_layout import flat_layout
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
@@ -223,78 +202,6 @@ def test_servers_apply_the_factors_to_their_pieces(name, servers):
             one.step()
     for p, other in zip(model.parameters(), served.parameters(), strict=True):
         torch.testing.assert_close(p, other, rtol=1e-6, atol=1e-7)
-
-
-def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
-    """The worker begins with other weights, and receives all of them, also the frozen ones."""
-    recipe = make_recipe(RECIPE, [FREEZE, "training.lr_scale={fc = 10.0, layer3 = 0.5}"])
-    settings = recipe.training
-    alone = RecipeReplica(recipe, rank=0)
-    torch._foreach_mul_([p.detach() for p in alone.model.parameters()], 1.1)
-    layout = flat_layout(alone.model, 2)
-    start, kept = layout.flat(alone.model), not_served(alone.model)
-    store = open_store()
-    rendezvous = Rendezvous("127.0.0.1", store.port)
-    make = functools.partial(build_optimizer, settings=settings)
-    servers = [
-        ParameterServer("127.0.0.1", layout, i, start[layout.part(i)].numpy(), make, rendezvous)
-        for i in range(2)
-    ]
-    worker = Worker("127.0.0.1", functools.partial(RecipeReplica, recipe), 0, 1, 2, rendezvous)
-    trained = [(name, p) for name, p in alone.model.named_parameters() if p.requires_grad]
-    optimizer = build_optimizer(trained, settings)
-    with served(worker) as to_worker, served(servers[0]) as first, served(servers[1]) as second:
-
-        def tell_servers(request):
-            first.send(request)
-            second.send(request)
-
-        def ask_worker(request):
-            to_worker.send(request)
-            return to_worker.receive()
-
-        tell_servers(Admit("w"))
-        buffers = {name: tensor.numpy().copy() for name, tensor in kept.items()}
-        assert isinstance(ask_worker(Connect("w", buffers)), Done)
-        tell_servers(Update([], ["w"], 0.0))
-        for number, rate in enumerate((0.05, 0.05, 0.01)):
-            key, indices = BatchKey(0, number), torch.arange(16 * number, 16 * number + 16)
-            stepped = ask_worker(Step(key, indices.numpy(), None, 1.0, reads=True))
-            assert isinstance(stepped, Stepped)
-            tell_servers(Update([Contribution(key, "w", 1.0)], ["w"], rate))
-            losses, watched = alone.step(alone.load(key, indices), None)
-            assert losses.tolist() == stepped.losses.tolist()
-            assert {name: rows.tolist() for name, rows in watched.items()} == {
-                name: rows.tolist() for name, rows in stepped.watched.items()
-            }
-            set_rate(optimizer, rate)
-            optimizer.step()
-            optimizer.zero_grad()
-        paths = [tmp_path / "first.pt", tmp_path / "second.pt"]
-        for server, path in zip((first, second), paths, strict=True):
-            server.send(Snapshot(1, str(path)))
-            assert isinstance(server.receive(), Written)
-    states = [torch.load(path, weights_only=True) for path in paths]
-    trained_on_servers = torch.cat([state["parameters"] for state in states])
-    assert torch.equal(trained_on_servers, layout.flat(alone.model))
-    assert not torch.equal(trained_on_servers, start)
-
-
-@contextlib.contextmanager
-def served(one):
-    """Let a worker or a server serve in a thread; yield the coordinator's end of its channel."""
-    here, there = (Channel(Connection(end.detach())) for end in socket.socketpair())
-
-    def serve():
-        with contextlib.suppress(ChannelClosed):
-            one.serve(there)
-        there.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield here
-    here.close()
-    thread.join()
 
 
 def test_the_settings_of_the_page_are_valid():

@@ -1,4 +1,4 @@
-"""Predictions for a cluster: the simulation, the plan, its file, and the command."""
+"""Predictions for a cluster: the formula, the plan, its file, and the command."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.experiments import calibration
 from fineprune.experiments.cluster_costs import ClusterShape, Costs, Target, read_cluster
-from fineprune.experiments.cluster_simulation import simulate
+from fineprune.experiments.cluster_formula import predicted_speed
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.planner import plan_cluster, sample_steps
 from fineprune.report.scaling.planned import draw_planned
@@ -24,7 +24,7 @@ FREE = ClusterShape(gigabits=0, latency=0)
 
 
 def throughput(text, costs, cluster=FREE):
-    return simulate(costs, cluster, configuration(text)).throughput
+    return predicted_speed(costs, cluster, configuration(text)).throughput
 
 
 # Configuration and images per second of [D] Tables 1 and 2. A worker is a node of 4 GPUs.
@@ -57,7 +57,7 @@ def test_equal_workers_on_a_free_network_scale_linearly(workers):
     costs = Costs((0.5,), 10, 100.0)
     for text in (f"async {workers}+1", f"sync {workers}+1"):
         assert throughput(text, costs) == pytest.approx(20 * workers, rel=1e-6)
-    stale = simulate(costs, FREE, configuration(f"async {workers}+1"))
+    stale = predicted_speed(costs, FREE, configuration(f"async {workers}+1"))
     assert stale.staleness_mean == workers - 1
     assert stale.limit == "compute"
 
@@ -65,17 +65,17 @@ def test_equal_workers_on_a_free_network_scale_linearly(workers):
 def test_a_resource_limits_the_throughput_to_what_it_can_serve():
     slow_server = Costs((0.5,), 10, 100.0, serve=0.2, apply=0.05)
     for servers in (1, 2):
-        found = simulate(slow_server, FREE, configuration(f"async 16+{servers}"))
+        found = predicted_speed(slow_server, FREE, configuration(f"async 16+{servers}"))
         assert found.throughput == pytest.approx(10 * servers / 0.25, rel=0.01)
         assert found.limit == "server"
-    coordinator = simulate(
+    driver = predicted_speed(
         Costs((0.5,), 10, 1.0, coordinate=0.1), FREE, configuration("async 16+1")
     )
-    assert coordinator.throughput == pytest.approx(100, rel=0.01)
-    assert coordinator.limit == "coordinator"
+    assert driver.throughput == pytest.approx(100, rel=0.01)
+    assert driver.limit == "driver"
     # 125 MB take 0.1 s at 10 Gbit/s. The single server's link receives one gradient at a time.
     link = ClusterShape(gigabits=10, latency=0)
-    found = simulate(Costs((0.5,), 10, 125.0), link, configuration("async 16+1 dedicated"))
+    found = predicted_speed(Costs((0.5,), 10, 125.0), link, configuration("async 16+1 dedicated"))
     assert found.throughput == pytest.approx(100, rel=0.02)
     assert found.limit == "link"
 
@@ -97,7 +97,7 @@ def test_transfers_that_begin_together_end_between_a_queue_and_equal_shares():
 def test_a_shared_server_has_a_busier_link_than_a_dedicated_one():
     costs, link = Costs((0.2,), 10, 125.0), ClusterShape(gigabits=10, latency=0)
     shared, dedicated = (
-        simulate(costs, link, configuration(text)).throughput
+        predicted_speed(costs, link, configuration(text)).throughput
         for text in ("async 4+4", "async 4+4 dedicated")
     )
     assert shared > dedicated  # A quarter of the traffic stays on the node...

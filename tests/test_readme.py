@@ -180,7 +180,8 @@ def test_the_settings_of_distributed_training_are_valid_and_complete():
     settings = {field.name for field in dataclasses.fields(Strategy)}
     assert set(served["distributed"]) | set(simulated["distributed"]) == settings
     # Simulated workers need no processes and have a section of their own on the page.
-    assert set(served["distributed"]) & set(simulated["distributed"]) == {"group"}
+    both = set(served["distributed"]) & set(simulated["distributed"])
+    assert both == {"group", "staleness_bound"}
 
 
 def anchors(page):

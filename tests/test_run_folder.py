@@ -14,15 +14,10 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from resuming import checkpoint_number, train_through, train_until
-from torch import nn
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.distributed.parameter_servers.flat_layout import flat_layout
-from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.distributed.parameter_servers.server import ParameterServer
 from fineprune.errors import InputError, RunError, TrainingDiverged
 from fineprune.runs.files import append_metrics, read_metrics, write_json
 from fineprune.runs.lock import only_writer
@@ -405,14 +400,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_temporary_files(unfinishe
     assert train(small(), unfinished, resume=True).epochs == 4
 
 
-def write_snapshot(path):
-    model = nn.Linear(400, 100)
-    layout = flat_layout(model, 1)
-    part = np.zeros(layout.elements, dtype=np.float32)
-    meeting = Rendezvous("127.0.0.1", 1)  # where nothing is made
-    ParameterServer("", layout, 0, part, lambda p: torch.optim.SGD(p, 0.1), meeting).snapshot(path)
-
-
 def fail_to_save(state, file):
     """Fail as ``torch.save`` does on a full disk: closing its archive, it raises another error."""
     try:
@@ -425,7 +412,6 @@ def fail_to_save(state, file):
     ("name", "write"),
     [
         ("checkpoint.pt", lambda folder: save_checkpoint(folder / "checkpoint.pt", {})),
-        ("snapshot-1", lambda folder: write_snapshot(folder / "snapshot-1")),
     ],
 )
 def test_what_torch_saves_names_the_full_disk(name, write, tmp_path, monkeypatch):

@@ -93,9 +93,9 @@ def scale(
 
     The same command continues where it was stopped.
 
-    Example: fineprune scale quick one 'async 2+1'
+    Example: fineprune scale strategies one 'async 2+1'
 
-    Example: fineprune scale digits --predict --nodes 64 --bandwidth 25
+    Example: fineprune scale strategies --predict --nodes 64 --bandwidth 25
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.report.scaling.page import scale_caveats, write_scale_report

@@ -66,7 +66,7 @@ def _line(metrics: dict[str, Any]) -> str:
     if accuracy is None:
         accuracy = metrics["validation_accuracy"]
     shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
-    loss = metrics["train_loss"]  # None if a server died and all updates were lost with it
+    loss = metrics["train_loss"]
     return (
         f"epoch {metrics['epoch'] + 1}: loss {'none' if loss is None else f'{loss:.4f}'}{shown}, "
         f"{metrics['samples']} samples in {metrics['seconds']:.2f} s"

@@ -62,7 +62,7 @@ class Costs:
         serve: How long one server that holds all parameters is busy with a gradient and with the
             answer to its worker, in seconds. With S servers, each is busy for a part of 1 / S.
         apply: How long it is busy with an update, in seconds.
-        coordinate: How long the coordinator is busy with a gradient, in seconds.
+        coordinate: How long the driver is busy with a gradient, in seconds.
         gradients: The size of a gradient on its way, as a part of ``megabytes``; 0.5 for bfloat16.
         overlaps: Whether the servers work on a gradient while the worker still computes, as with
             TensorFlow, which sends each layer's gradient as soon as it is known. Then ``serve`` and

@@ -24,7 +24,7 @@ _REDUCED = re.compile(rf"{ALL_REDUCE} (\d{{1,4}}){_OPTION_WORDS}")
 OF_SERVERS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
 # Settings of ``distributed`` that a recipe chooses for the asynchronous configurations, besides
 # those of any servers. The text of a configuration says all others.
-_OF_ASYNCHRONOUS = ("rate_by_staleness", "undone_batches")
+_OF_ASYNCHRONOUS = ("rate_by_staleness",)
 # The options that every form has.
 _OF_TRAINING = ("lr", "epochs", "seeds")
 _EXAMPLES = "'one', 'all-reduce 2' or 'async 4+3 dedicated'"

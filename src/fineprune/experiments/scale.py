@@ -82,6 +82,8 @@ def scale(
     planned: dict[Path, tuple[Configuration, PlannedRun]] = {}
     for configuration in configurations:
         changed = configured(recipe, configuration, same_update=same_update)
+        if (stale := changed.stale_momentum) is not None:
+            _LOGGER.warning("%s: %s", configuration.text, stale)
         if changed.training.epochs < 2:
             raise InputError(
                 f"expected training.epochs of at least 2, the first of which is a warm-up, got "

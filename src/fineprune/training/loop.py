@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,8 @@ from fineprune.training.stop import StopRequest, stop_requests
 from fineprune.training.summary import summary
 from fineprune.training.tensorboard import event_file
 from fineprune.training.train_state import EpochTotals, TrainState, checkpoint_state, restore
+
+_LOGGER = logging.getLogger("fineprune.training")
 
 OnEpoch = Callable[[dict[str, Any]], None]
 
@@ -69,6 +72,8 @@ def train(
     recipe = resolved(recipe, frozen=recipe_of(files) if resume else None, sharing=sharing)
     if recipe.distributed.served:
         check_can_serve(recipe)
+    if (stale := recipe.stale_momentum) is not None:
+        _LOGGER.warning("%s", stale)
     if recipe.run.tensorboard:
         check_installed("tensorboard", "tensorboard for run.tensorboard = true", "tensorboard")
     with (
@@ -138,7 +143,7 @@ def _train_epochs(
         with totals.bookkeeping():
             state.pruner.end_epoch()
         totals.stop_clock()
-        if state.coordinator is not None:
+        if state.served is not None:
             load_from_servers(state, totals)
         metrics = epoch_metrics(state, epoch, totals, end.loss)
         with state.ranks.wait_for_main(f"epoch {epoch}"):

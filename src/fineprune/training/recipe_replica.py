@@ -61,7 +61,7 @@ class RecipeReplica:
         Returns:
             The losses, float32, shape (B,). If the run records logits and there are at most
             ``KEEP_ALL`` classes, also the logits, float32, shape (B, C), and the labels, int64,
-            shape (B,). The coordinator keeps them until the epoch ends.
+            shape (B,). The driver keeps them until the epoch ends.
         """
         x, y = batch
         with self._precision:

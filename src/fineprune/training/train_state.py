@@ -30,7 +30,7 @@ from fineprune.training.sample_history import SampleHistory
 from fineprune.training.settings import RunSettings
 
 if TYPE_CHECKING:
-    from fineprune.distributed.parameter_servers.coordinator import Coordinator
+    from fineprune.distributed.parameter_servers.training import Training
 
 _LOGGER = logging.getLogger("fineprune.training")
 
@@ -128,7 +128,7 @@ class TrainState:
         weights_digest: The SHA-256 digest of the file with the pretrained weights from which the
             run began; None if it began from the initialisation.
         local: The parts for training in this process; None with parameter servers.
-        coordinator: Coordinates the parameter servers and their workers; None without them.
+        served: The training on parameter servers and workers; None without them.
     """
 
     recipe: Recipe
@@ -140,7 +140,7 @@ class TrainState:
     average: MovingAverage | None = None
     weights_digest: str | None = None
     local: LocalParts | None = None
-    coordinator: "Coordinator | None" = None
+    served: "Training | None" = None
 
     @property
     def evaluated(self) -> nn.Module:
@@ -240,6 +240,7 @@ def build_local_parts(state: TrainState) -> LocalParts:
             strategy.simulated_groups,
             strategy.step_seconds,
             strategy.step_spread,
+            strategy.staleness_bound,
             recipe.run.seed,
         )
     forward = _compiled(model, recipe.run) if recipe.run.compile == "on" else model
@@ -295,8 +296,8 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         simulated = state.local.simulated
         saved["optimizer"] = state.local.optimizer.state_dict()
         saved["simulated"] = simulated.state_dict() if simulated and totals else None
-    if state.coordinator is not None:
-        saved["servers"] = state.coordinator.state()
+    if state.served is not None:
+        saved["servers"] = state.served.state()
     return saved
 
 

@@ -1,44 +1,25 @@
 """Training with parameter servers in several processes equals training in one process."""
 
-import contextlib
 import ctypes
-import gc
 import itertools
 import os
 import re
 import signal
 import threading
-from collections import Counter
 
 import pytest
 import torch
 from logged_events import on_events
 from torch import nn
 
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.batches import BatchKey
 
 pytest.importorskip("ray")
 
-from fineprune.distributed.parameter_servers.coordinator import Coordinator
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind
-from fineprune.distributed.parameter_servers.link import LinkBroken, join_store
-from fineprune.distributed.parameter_servers.messages import (
-    Step,
-    Stepped,
-    Update,
-    Written,
-)
-from fineprune.distributed.parameter_servers.placement import Places
-from fineprune.distributed.parameter_servers.processes import (
-    LOST_NODE,
-    Cluster,
-    Process,
-    cluster,
-)
-from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.distributed.parameter_servers.worker_group import WorkerGroup
+from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.strategy import Strategy
-from fineprune.errors import InputError, RunError
+from fineprune.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("running_ray")
 
@@ -148,51 +129,20 @@ def flat(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def places_of(strategy):
-    return Places(strategy.groups, strategy.group, strategy.servers)
+def made(strategy, build=None, optimizer=None, **options):
+    """Return a training on servers, as a context."""
+    return parameter_servers(
+        strategy, make_model(), build or MakeReplica(), optimizer or MakeOptimizer(), **options
+    )
 
 
-def trained(strategy, folder, epochs=2, size=BATCH, build=None, optimizer=None, **options):
+def trained(strategy, epochs=2, size=BATCH, **options):
     """Train with servers; return the flat parameters and the results of the epochs."""
-    with cluster(places_of(strategy)) as processes:
-        server = Coordinator(
-            processes,
-            strategy,
-            make_model(),
-            build or MakeReplica(),
-            optimizer or MakeOptimizer(),
-            folder / "snapshots",
-            **options,
-        )
-        results = [server.run_epoch(e, batches_of(e, size), rate) for e in range(epochs)]
+    with made(strategy, **options) as training:
+        results = [training.run_epoch(e, batches_of(e, size), rate) for e in range(epochs)]
         model = make_model()
-        server.load_into(model)
-        server.close()
+        training.load_into(model)
     return flat(model), results
-
-
-@contextlib.contextmanager
-def coordinator(strategy, folder, **options):
-    """Yield a coordinator whose snapshots are in this folder."""
-    with cluster(places_of(strategy)) as processes:
-        made = Coordinator(
-            processes, strategy, make_model(), MakeReplica(), MakeOptimizer(), folder, **options
-        )
-        yield made
-        made.close()
-
-
-def test_a_closed_coordinator_leaves_no_store_to_the_garbage_collector(tmp_path):
-    """The collector of a forked process, such as a loader process, would crash on the store."""
-    gc.disable()
-    try:
-        with coordinator(Strategy("sync", workers=1), tmp_path) as made:
-            address = made._store.host, made._store.port
-            join_store(*address)
-        with pytest.raises(LinkBroken, match="cannot join the store"):
-            join_store(*address, timeout_seconds=0.2)
-    finally:
-        gc.enable()
 
 
 class StopAfter:
@@ -210,12 +160,12 @@ class StopAfter:
         return self.applied >= self.batches
 
 
-def stopped(made, stop):
+def stopped(training, stop):
     """Train one epoch and a part of the next one. Return the result of this part."""
-    nothing = made.run_epoch(0, batches_of(0), rate, stop=lambda: True)
+    nothing = training.run_epoch(0, batches_of(0), rate, stop=lambda: True)
     assert (nothing.updates, nothing.applied, nothing.finished) == ([], 0, False)
-    made.run_epoch(0, batches_of(0), rate)
-    return made.run_epoch(1, batches_of(1), stop.rate, stop=stop)
+    training.run_epoch(0, batches_of(0), rate)
+    return training.run_epoch(1, batches_of(1), stop.rate, stop=stop)
 
 
 @pytest.mark.parametrize(
@@ -223,14 +173,14 @@ def stopped(made, stop):
     [Strategy("sync", workers=3, backup=1), Strategy("async", workers=3)],
     ids=["sync, 1 backup", "async"],
 )
-def test_a_stopped_epoch_is_its_first_batches_and_goes_on_there(tmp_path, strategy):
-    with coordinator(strategy, tmp_path) as made:
-        part = stopped(made, StopAfter(6))
+def test_a_stopped_epoch_is_its_first_batches_and_goes_on_there(strategy):
+    with made(strategy) as training:
+        part = stopped(training, StopAfter(6))
         assert 6 <= part.applied < SAMPLES // BATCH
         assert not part.finished
         keys = [key for update in part.updates for key in update.keys]
         assert sorted(keys) == [BatchKey(1, batch) for batch in range(part.applied)]
-        rest = made.run_epoch(1, batches_of(1), rate, applied=part.applied)
+        rest = training.run_epoch(1, batches_of(1), rate, applied=part.applied)
     assert rest.finished
     assert rest.applied == SAMPLES // BATCH
     part.updates += rest.updates
@@ -239,17 +189,17 @@ def test_a_stopped_epoch_is_its_first_batches_and_goes_on_there(tmp_path, strate
 
 
 @pytest.mark.long
-def test_a_stopped_synchronous_epoch_ends_in_another_training_bit_for_bit(tmp_path):
+def test_a_stopped_synchronous_epoch_ends_in_another_training_bit_for_bit():
     strategy = Strategy("sync", workers=2, servers=2)
-    with coordinator(strategy, tmp_path / "first") as made:
-        part = stopped(made, StopAfter(6))
-        state = made.state()
-    with coordinator(strategy, tmp_path / "second", state=state) as made:
-        rest = made.run_epoch(1, batches_of(1), rate, applied=part.applied)
+    with made(strategy) as training:
+        part = stopped(training, StopAfter(6))
+        state = training.state()
+    with made(strategy, state=state) as training:
+        rest = training.run_epoch(1, batches_of(1), rate, applied=part.applied)
         resumed = make_model()
-        made.load_into(resumed)
+        training.load_into(resumed)
     assert (part.finished, rest.finished) == (False, True)
-    undisturbed, results = trained(strategy, tmp_path)
+    undisturbed, results = trained(strategy)
     assert torch.equal(flat(resumed), undisturbed)
     losses = [update.losses for update in [*part.updates, *rest.updates]]
     for served, expected in zip(losses, results[1].updates, strict=True):
@@ -262,11 +212,11 @@ def deaths_of(events):
 
 
 def check_each_once(results, batches=SAMPLES // BATCH, first=0):
-    """Check that each batch is in exactly one update or lost, and the updates' indices."""
+    """Check that each batch is in exactly one update, and the updates' indices."""
     for epoch, result in enumerate(results, first):
         applied = [key for update in result.updates for key in update.keys]
         expected = [BatchKey(epoch, batch) for batch in range(batches)]
-        assert sorted(applied + result.lost) == expected
+        assert sorted(applied) == expected
         for update in result.updates:
             given = batches_of(epoch)
             assert update.indices.equal(torch.cat([given[key.batch] for key in update.keys]))
@@ -274,9 +224,9 @@ def check_each_once(results, batches=SAMPLES // BATCH, first=0):
             assert update.losses.shape == update.indices.shape
 
 
-def test_one_asynchronous_worker_is_plain_training_bit_for_bit(tmp_path):
+def test_one_asynchronous_worker_is_plain_training_bit_for_bit():
     alone, recorded = trained_alone(2, BATCH, rate)
-    served, results = trained(Strategy("async", workers=1), tmp_path)
+    served, results = trained(Strategy("async", workers=1))
     assert torch.equal(served, alone)
     updates = list(itertools.chain(*(result.updates for result in results)))
     assert len(updates) == len(recorded)
@@ -287,11 +237,11 @@ def test_one_asynchronous_worker_is_plain_training_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize("servers", [1, 2])
-def test_synchronous_workers_are_one_process_with_a_larger_batch(tmp_path, servers):
+def test_synchronous_workers_are_one_process_with_a_larger_batch(servers):
     alone, recorded = trained_alone(2, 2 * BATCH, lambda number: rate(2 * number))
     events: list[Event] = []
     with on_events(events.append):
-        served, results = trained(Strategy("sync", workers=2, servers=servers), tmp_path)
+        served, results = trained(Strategy("sync", workers=2, servers=servers))
     torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
     check_each_once(results)
     updates = list(itertools.chain(*(result.updates for result in results)))
@@ -303,10 +253,10 @@ def test_synchronous_workers_are_one_process_with_a_larger_batch(tmp_path, serve
     assert len(pids) == len(set(pids) - {None}) == 2 + servers
 
 
-def test_a_group_of_two_is_one_process_with_a_larger_batch(tmp_path):
+def test_a_group_of_two_is_one_process_with_a_larger_batch():
     size = 7  # The members get 4 and 3 samples, and finally 1 and 0.
     alone, recorded = trained_alone(2, size, rate)
-    served, results = trained(Strategy("mixed", workers=2, group=2), tmp_path, size=size)
+    served, results = trained(Strategy("mixed", workers=2, group=2), size=size)
     torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
     updates = list(itertools.chain(*(result.updates for result in results)))
     for update, (indices, losses) in zip(updates, recorded, strict=True):
@@ -320,27 +270,9 @@ class KilledAtBirth:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_server_that_dies_before_the_training_is_named(tmp_path):
+def test_a_server_that_dies_before_the_training_is_named():
     with pytest.raises(RunError, match="a server died before the training began"):
-        trained(Strategy("sync", workers=1), tmp_path, optimizer=KilledAtBirth())
-
-
-@pytest.mark.parametrize(("reason", "kind"), [(LOST_NODE, "stopped"), ("it crashed", "died")])
-def test_a_process_that_never_ran_on_a_lost_node_is_not_reported_as_dead(reason, kind, monkeypatch):
-    """It is placed on a node after the node was lost, and before this is noticed."""
-    never_ran = Process(ProcessKind.WORKER, 0, 1, None)
-    monkeypatch.setattr(Cluster, "start", lambda *arguments: never_ran)
-    monkeypatch.setattr(Cluster, "kill", lambda *arguments: None)
-    events: list[Event] = []
-    made = object.__new__(Cluster)
-    strategy = Strategy("async", workers=1)
-    rendezvous = Rendezvous("127.0.0.1", 0, 1.0, False)
-    group = WorkerGroup(0, made, strategy, MakeReplica(), rendezvous)
-    group.start({})
-    with on_events(events.append):
-        group.end({0: reason}, "")
-    assert [event.kind.value for event in events] == [kind]
-    assert group.deaths == (kind == "died")
+        trained(Strategy("sync", workers=1), optimizer=KilledAtBirth())
 
 
 class Loads(Replica):
@@ -371,43 +303,10 @@ class MakeLoads:
         return Loads(SAMPLES // BATCH)
 
 
-def test_the_next_batch_is_loaded_during_a_step(tmp_path):
+def test_the_next_batch_is_loaded_during_a_step():
     alone, _ = trained_alone(2, BATCH, rate)
-    served, _ = trained(Strategy("async", workers=1), tmp_path, build=MakeLoads())
+    served, _ = trained(Strategy("async", workers=1), build=MakeLoads())
     assert torch.equal(served, alone)
-
-
-def test_an_update_takes_one_exchange_with_each_process(tmp_path, monkeypatch):
-    sent: Counter[type] = Counter()
-    came: Counter[type] = Counter()
-    send, poll = Process.send, Cluster.poll
-
-    def counted_send(process, message):
-        sent[type(message)] += 1
-        send(process, message)
-
-    def counted_poll(*arguments):
-        messages = poll(*arguments)
-        came.update(type(message) for _, message in messages)
-        return messages
-
-    monkeypatch.setattr(Process, "send", counted_send)
-    monkeypatch.setattr(Cluster, "poll", counted_poll)
-    strategy = Strategy("async", workers=1, servers=2, snapshot_every=0)
-    _, results = trained(strategy, tmp_path, epochs=2)
-    updates = sum(len(result.updates) for result in results)
-    assert (sent[Step], came[Stepped]) == (updates, updates)
-    assert sent[Update] == 2 * (updates + len(results))  # the first read of each epoch, and updates
-    # One snapshot at the start and one at the end of each epoch; none inside.
-    assert came[Written] == 2 * (1 + len(results))
-
-
-def test_links_wait_as_long_as_the_strategy_says(tmp_path):
-    strategy = Strategy("async", workers=1, link_seconds=7.5)
-    with coordinator(strategy, tmp_path) as made:
-        assert made._groups[0]._rendezvous.timeout_seconds == 7.5
-    with pytest.raises(InputError, match=r"distributed\.link_seconds in \[0\.01, "):
-        Strategy("async", link_seconds=0.001)
 
 
 class SlowToStart(MakeOptimizer):
@@ -419,11 +318,12 @@ class SlowToStart(MakeOptimizer):
 
 
 @pytest.mark.long
-def test_a_server_that_takes_long_to_start_is_not_killed_as_silent(tmp_path):
-    strategy = Strategy("async", workers=1, silence_seconds=4)
+def test_a_server_that_takes_long_to_start_is_not_killed_as_silent():
     events: list[Event] = []
     with on_events(events.append):
-        _, results = trained(strategy, tmp_path, optimizer=SlowToStart())
+        _, results = trained(
+            Strategy("async", workers=1, silence_seconds=20), optimizer=SlowToStart()
+        )
     check_each_once(results)
     assert deaths_of(events) == []
 
@@ -434,21 +334,20 @@ class Failing(Replica):
 
 
 @pytest.mark.parametrize("members", [1, 2])
-def test_an_error_of_the_step_reaches_the_caller(tmp_path, members):
+def test_an_error_of_the_step_reaches_the_caller(members):
     strategy = Strategy("mixed", workers=members, group=members)
     with pytest.raises(RuntimeError, match="shapes do not match") as raised:
-        trained(strategy, tmp_path, build=lambda rank: Failing())
-    place = r"\(in a worker or server: .*test_coordinator\.py, line \d+\)"
+        trained(strategy, build=lambda rank: Failing())
+    place = r"\(in a worker or server: .*test_parameter_servers\.py, line \d+\)"
     assert re.fullmatch(f"RuntimeError: shapes do not match {place}", str(raised.value))
     assert "in step" in str(raised.value.__cause__)  # the worker's stack trace
 
 
-def test_with_a_backup_worker_every_batch_is_applied_once(tmp_path):
-    _, results = trained(Strategy("sync", workers=3, backup=1), tmp_path)
+def test_with_a_backup_worker_every_batch_is_applied_once():
+    _, results = trained(Strategy("sync", workers=3, backup=1))
     check_each_once(results)
     for result in results:
         assert [len(update.keys) for update in result.updates] == [2] * (SAMPLES // BATCH // 2)
-        assert result.lost == []
 
 
 def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
@@ -456,29 +355,21 @@ def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
     build = MakeReplica(BatchKey(0, 5), tmp_path / "killed")
     events: list[Event] = []
     with on_events(events.append):
-        served, results = trained(Strategy("sync", workers=2, servers=2), tmp_path, build=build)
+        served, results = trained(Strategy("sync", workers=2, servers=2), build=build)
     check_each_once(results)
     assert (tmp_path / "killed").exists()
     assert deaths_of(events) == [ProcessKind.WORKER]
     torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("mode", "undone"),
-    [
-        ("sync", "retrain"),
-        pytest.param("async", "retrain", marks=pytest.mark.long),
-        ("async", "lose"),
-    ],
-)
-def test_after_a_killed_server_every_batch_is_applied_once_or_named(tmp_path, mode, undone):
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_after_a_killed_server_every_batch_is_applied_once(tmp_path, mode):
     optimizer = MakeOptimizer(tmp_path / "killed", 7)
-    strategy = Strategy(mode, workers=2, servers=2, undone_batches=undone, snapshot_every=4)
+    strategy = Strategy(mode, workers=2, servers=2, snapshot_every=4)
     events: list[Event] = []
     with on_events(events.append):
-        _, results = trained(strategy, tmp_path, optimizer=optimizer)
+        _, results = trained(strategy, optimizer=optimizer)
     check_each_once(results)
     assert (tmp_path / "killed").exists()
     assert deaths_of(events) == [ProcessKind.SERVER]
     assert results[0].undone > 0
-    assert bool(results[0].lost) == (undone == "lose")

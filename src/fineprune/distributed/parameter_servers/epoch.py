@@ -1,4 +1,4 @@
-"""The state of the epoch in progress, and the result of an epoch."""
+"""The epoch in progress: its updates so far, and what it reports in the end."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger
-from fineprune.distributed.parameter_servers.events import ProcessKind
-from fineprune.distributed.parameter_servers.messages import Array, Arrays
+from fineprune.distributed.parameter_servers.batches import Batches, BatchKey
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 
+Array = npt.NDArray[Any]
+
 
 @dataclass(frozen=True)
-class Update:
+class AppliedUpdate:
     """One update of the parameters.
 
     Attributes:
@@ -49,7 +50,8 @@ class WorkerTotals:
         staleness: The staleness of each update with a gradient of its group.
         seconds: The duration of each phase: data (the wait for a batch that is being loaded),
             compute, group reduce (on CPUs, the part that does not overlap with the backward pass),
-            push, pull and wait (the time between two steps).
+            pull (the copy of the parameters into the model) and wait (the time between two steps,
+            in which the gradient and the parameters are on their way).
     """
 
     samples: int = 0
@@ -65,22 +67,19 @@ class EpochResult:
         updates: The updates, in the order of their first batches. Record the indices and losses of
             each update as one batch, in this order. With ``sync`` and no backup workers, the order
             does not depend on the speed of the workers.
-        lost: The batches whose gradients were lost with a server. They are in no update.
-        applied: The number of batches that are applied or lost, including those before the epoch
-            was resumed. They are exactly the first batches of the epoch.
+        applied: The number of applied batches, including those before the epoch was resumed. They
+            are exactly the first batches of the epoch.
         finished: Whether these are all batches of the epoch.
         staleness: The staleness of each update, in the order in which they were applied.
         dropped: The number of gradients that were discarded because they came too late.
-        undone: The number of updates that were undone because a server died. Their batches were
-            queued again, or are lost.
+        undone: The number of updates that were undone because a server died.
         workers: What each worker did, by rank.
         servers: The duration of each phase of each server: apply (the mean of the gradients and the
-            step of the optimizer) and send (the copies for the groups). They take place while
-            groups wait and pull.
+            step of the optimizer), which takes place while groups wait.
+        snapshot_seconds: The time after the last update in which the servers' state was saved.
     """
 
-    updates: list[Update] = field(default_factory=list)
-    lost: list[BatchKey] = field(default_factory=list)
+    updates: list[AppliedUpdate] = field(default_factory=list)
     applied: int = 0
     finished: bool = False
     staleness: list[int] = field(default_factory=list)
@@ -88,6 +87,7 @@ class EpochResult:
     undone: int = 0
     workers: list[WorkerTotals] = field(default_factory=list)
     servers: list[dict[str, float]] = field(default_factory=list)
+    snapshot_seconds: float = 0.0
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -98,139 +98,137 @@ class EpochResult:
         return dict(total)
 
 
-class EpochState:
-    """The epoch in progress: its batches, the groups that hold them, and the updates so far.
+@dataclass(frozen=True)
+class Computed:
+    """A gradient that a group computed: the losses, and what the replicas returned besides."""
+
+    group: int
+    losses: Array
+    watched: dict[str, Array]
+
+
+class Epoch:
+    """The epoch in progress.
 
     Args:
-        epoch, batches, weights, rate, applied, stop: As for ``Coordinator.run_epoch``.
+        epoch, batches, rate, weights, applied, stop: As for ``Training.run_epoch``.
         strategy: The strategy, which says how many workers and servers there are.
 
     Attributes:
-        ledger: The state of each batch.
+        number: The number of the epoch.
+        batches: The state of each batch.
         result: The counts so far; ``finish`` adds everything else.
+        rate: See ``Training.run_epoch``.
     """
 
     def __init__(
         self,
         epoch: int,
         batches: Sequence[Tensor],
-        weights: Tensor | None,
         rate: Callable[[int], float],
         strategy: Strategy,
+        weights: Tensor | None = None,
         applied: int = 0,
-        stop: Callable[[], bool] | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        if not 0 <= applied <= len(batches):
-            raise InputError(f"expected 0 to {len(batches)} applied batches, got {applied}")
-        self._batches = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
-        if not all(len(batch) for batch in self._batches[applied:]):
+        self.number = epoch
+        self.batches = Batches(len(batches), applied)
+        self._indices = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
+        if not all(len(batch) for batch in self._indices[applied:]):
             raise InputError("expected batches of at least one sample, got an empty one")
         self._weights = None if weights is None else weights.numpy()
-        self._applied = applied
-        self._rate = rate
+        self._group_size = strategy.group
         self._stop = stop
         self._stopping = False
-        self._updates: dict[int, Update] = {}
-        self.ledger = BatchLedger(epoch, len(batches), applied)
-        self._group_size = strategy.group
+        self._updates: dict[int, AppliedUpdate] = {}
+        self.rate = rate
         self.result = EpochResult(
             workers=[WorkerTotals() for _ in range(strategy.workers)],
             servers=[{} for _ in range(strategy.servers)],
         )
 
-    def indices(self, key: BatchKey) -> np.ndarray[Any, Any]:
+    def indices(self, batch: int) -> Array:
         """Return the indices of a batch's samples, int64, shape (B,)."""
-        return self._batches[key.batch]
+        return self._indices[batch]
 
-    def weights(self, key: BatchKey) -> np.ndarray[Any, Any] | None:
+    def weights(self, batch: int) -> Array | None:
         """Return the weights of a batch's losses, float32, shape (B,); None if they are equal."""
-        return None if self._weights is None else self._weights[self.indices(key)]
+        return None if self._weights is None else self._weights[self._indices[batch]]
 
     @property
     def updates(self) -> int:
         """The number of updates so far."""
         return len(self._updates)
 
-    def rate(self) -> float:
-        """Return the learning rate of the next update."""
-        return self._rate(self._applied + len(self.ledger.applied))
+    @property
+    def stopping(self) -> bool:
+        """Whether to stop the epoch early. After the first True, it is always True."""
+        self._stopping = self._stopping or self._stop()
+        return self._stopping
 
     def apply(
-        self,
-        version: int,
-        staleness: int,
-        computed: Mapping[BatchKey, tuple[int, Array, Arrays]],
-    ) -> dict[BatchKey, float]:
-        """Record an update with staged gradients.
+        self, version: int, staleness: int, computed: Mapping[int, Computed]
+    ) -> dict[int, float]:
+        """Record an update.
 
         Args:
             version: The version of the parameters that the update makes.
             staleness: The staleness of the gradients.
-            computed: For each batch, the index of the group that computed its gradient; its losses,
-                float32, shape (B,); and what the replica returned besides, by names.
+            computed: The gradient of each leased batch of the update.
 
         Returns:
-            The weight of each batch in the mean gradient, in the order of the keys. It is
+            The weight of each batch in the mean gradient, in the order of the batches. It is
             proportional to the number of samples in the batch.
         """
-        keys = sorted(computed)
-        self.ledger.apply(keys)
-        indices = [self.indices(key) for key in keys]
-        groups, losses, watched = zip(*(computed[key] for key in keys), strict=True)
-        self._updates[version] = Update(
+        order = sorted(computed)
+        self.batches.apply(order)
+        parts = [computed[batch] for batch in order]
+        indices = [self._indices[batch] for batch in order]
+        self._updates[version] = AppliedUpdate(
             version,
-            tuple(keys),
-            tuple(groups),
+            tuple(BatchKey(self.number, batch) for batch in order),
+            tuple(part.group for part in parts),
             staleness,
             torch.from_numpy(np.concatenate(indices)),
-            torch.from_numpy(np.concatenate(losses)),
+            torch.from_numpy(np.concatenate([part.losses for part in parts])),
             {
-                name: torch.from_numpy(np.concatenate([rows[name] for rows in watched]))
-                for name in watched[0]
+                name: torch.from_numpy(np.concatenate([part.watched[name] for part in parts]))
+                for name in parts[0].watched
             },
         )
         samples = sum(map(len, indices))
-        return {key: len(part) / samples for key, part in zip(keys, indices, strict=True)}
+        return {batch: len(part) / samples for batch, part in zip(order, indices, strict=True)}
 
-    def should_stop(self) -> bool:
-        """Return whether to stop the epoch early. After the first True, it is always True."""
-        self._stopping = self._stopping or (self._stop is not None and self._stop())
-        return self._stopping
-
-    def undo(self, version: int, *, lose: bool) -> int:
-        """Remove the updates after a version, because the servers were rolled back to it.
-
-        Their batches are lost or queued again. The number of these batches is returned.
-        """
+    def undo(self, version: int) -> int:
+        """Remove the updates after a version, and queue their batches; return their number."""
         undone = [self._updates.pop(one) for one in list(self._updates) if one > version]
-        keys = [key for update in undone for key in update.keys]
-        self.ledger.undo(keys, lose=lose)
+        batches = [key.batch for update in undone for key in update.keys]
+        self.batches.undo(batches)
         self.result.undone += len(undone)
-        return len(keys)
-
-    def add_seconds(self, process: ProcessKind, index: int, seconds: Mapping[str, float]) -> None:
-        """Add the durations of a process's phases, in seconds."""
-        is_worker = process is ProcessKind.WORKER
-        total = self.result.workers[index].seconds if is_worker else self.result.servers[index]
-        for phase, value in seconds.items():
-            total[phase] = total.get(phase, 0.0) + value
+        return len(batches)
 
     def finish(self) -> EpochResult:
         """Complete the result and return it."""
+        result = self.result
         in_order = [self._updates[version] for version in sorted(self._updates)]
         for update in in_order:
             for key, group in zip(update.keys, update.groups, strict=True):
-                for member in range(self._group_size):
-                    worker = self.result.workers[group * self._group_size + member]
-                    samples = len(self.indices(key))
-                    worker.samples += number_of_samples(samples, member, self._group_size)
+                for place in range(self._group_size):
+                    worker = result.workers[group * self._group_size + place]
+                    samples = len(self._indices[key.batch])
+                    worker.samples += number_of_samples(samples, place, self._group_size)
                     worker.staleness.append(update.staleness)
-        self.result.staleness = [update.staleness for update in in_order]
-        self.result.updates = sorted(in_order, key=lambda update: update.keys[0])
-        self.result.lost = self.ledger.lost
-        self.result.applied = self.ledger.done
-        self.result.finished = self.ledger.done == self.ledger.batches
-        return self.result
+        result.staleness = [update.staleness for update in in_order]
+        result.updates = sorted(in_order, key=lambda update: update.keys[0])
+        result.applied = self.batches.done
+        result.finished = self.batches.finished
+        return result
+
+
+def add_seconds(total: dict[str, float], seconds: Mapping[str, float]) -> None:
+    """Add the durations of phases, in seconds, to their sums."""
+    for phase, value in seconds.items():
+        total[phase] = total.get(phase, 0.0) + value
 
 
 def number_of_samples(batch: int, place: int, size: int) -> int:
