@@ -431,28 +431,3 @@ def test_a_single_process_forms_a_group_of_one():
         assert ranks == RankGroup(0, 1)
         assert not dist.is_initialized()
         assert ranks.from_main(lambda: 3) == 3
-
-
-@pytest.mark.parametrize(
-    ("variables", "main", "size"),
-    [
-        ({}, True, 1),
-        ({"RANK": "3"}, True, 1),  # left over, or set by another program
-        ({"RANK": "", "WORLD_SIZE": ""}, True, 1),
-        ({"RANK": "1", "WORLD_SIZE": "1"}, True, 1),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, False, 2),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, True, 2),
-    ],
-)
-def test_a_launcher_counts_only_with_several_processes(variables, main, size, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert (is_main(), world_size(), local_size()) == (main, size, 1)
-
-
-def test_a_launcher_that_sets_no_number_is_one_line(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(InputError, match=r"expected WORLD_SIZE to be a whole number, .*got 'two'"):
-        is_main()
