@@ -1,5 +1,7 @@
 """A user's own policy, which skips the samples whose last loss was smallest. Takes seconds."""
 
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -14,47 +16,34 @@ BATCH = 64
 class SkipEasiest(fp.Policy):
     """After a warm-up, every second epoch trains on the half with the largest last losses.
 
-    With several ranks, ``observe`` receives the losses of all of them, so all ranks learn the same.
+    With several ranks, ``learn`` receives the losses of all of them, so all ranks learn the same.
     """
 
     name = "skip-easiest"
     needs_losses = True
+    setting_names = ("epochs", "warmup")
+    array_names = ("last",)
 
     def __init__(self, epochs: int, warmup: int) -> None:
-        self._epochs, self.warmup = epochs, warmup
+        super().__init__(epochs)
+        self.warmup = warmup
 
-    @property
-    def epochs(self) -> int:
-        return self._epochs
+    def begin(self, training: fp.Training) -> None:
+        # Samples without a loss are kept.
+        self.last = np.full(training.num_samples, np.inf, dtype=np.float32)
 
-    def bind(self, num_samples: int) -> None:
-        self.last = np.full(
-            num_samples, np.inf, dtype=np.float32
-        )  # Samples without a loss are kept.
-        self.seen = self.last.copy()
+    def lengths(self) -> list[int]:
+        number = len(self.last)
+        pruned = [epoch >= self.warmup and epoch % 2 == 0 for epoch in range(self.epochs)]
+        return [number // 2 if skips else number for skips in pruned]
 
-    def num_kept(self, epoch: int) -> int:
-        pruned = epoch >= self.warmup and epoch % 2 == 0
-        return len(self.last) // 2 if pruned else len(self.last)
-
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> fp.EpochPlan:
-        kept = np.sort(np.argsort(-self.last, kind="stable")[:num_kept])
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> fp.EpochPlan:
+        kept = np.sort(np.argsort(-self.last, kind="stable")[:number])
         return fp.EpochPlan(epoch, torch.from_numpy(kept))
 
-    def observe(self, epoch: int, records: fp.LossRecords) -> None:
-        self.seen[records.index] = records.losses
-
-    def end_epoch(self, epoch: int) -> None:
-        self.last = self.seen.copy()
-
-    def settings(self) -> dict[str, object]:
-        return {"policy": self.name, "epochs": self._epochs, "warmup": self.warmup}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"last": torch.tensor(self.last), "seen": torch.tensor(self.seen)}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.last, self.seen = state["last"].numpy().copy(), state["seen"].numpy().copy()
+    def learn(self, epoch: int, losses: Any, above_mean: Any, ranking: Any) -> None:
+        trained = ~np.isnan(losses)
+        self.last[trained] = losses[trained]
 
 
 def main() -> float:

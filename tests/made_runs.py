@@ -10,6 +10,7 @@ import numpy as np
 
 from fineprune.experiments.arm_table import Row, group_rows, grouped
 from fineprune.experiments.controls import ARMS, arm_recipe
+from fineprune.pruning.policies.policy import Training
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.files import append_metrics, epoch_file, write_json
 from fineprune.runs.history import pack_epoch
@@ -88,14 +89,14 @@ def make_run(
     folder.mkdir()
     training, number = recipe.training, _train_size(recipe)
     policy = recipe.policy()
-    policy.bind(number)
-    policy.bind_steps(1, number)
+    policy.begin(Training(number, 1, number))
+    lengths = policy.lengths()
+    assert lengths is not None
     noise = np.random.default_rng([recipe.run.seed, *arm.encode()])
     write_atomically(folder / "recipe.toml", recipe.to_toml())
     lines = []
     for epoch in range(training.epochs):
-        kept = policy.num_kept(epoch)
-        assert kept is not None
+        kept = lengths[epoch]
         passed = sum(milestone <= epoch for milestone in training.milestones)
         done = 1 - 0.5 ** (1 + passed) * (0.4 + 0.6 * np.exp(-epoch / training.epochs * 8))
         accuracy = 0.95 * done + _SHIFTS.get(arm, -0.01) * done + noise.normal(0, 0.002)

@@ -89,7 +89,6 @@ def test_the_page_shows_every_verb():
         "compare",
         "report",
         "inspect",
-        "relabel",
         "scale",
         "slurm",
         "recipes",
@@ -101,7 +100,7 @@ def test_the_commands_of_the_page_work_one_after_another(folder, fast_runs):
         verb, *rest = shlex.split(command)
         if verb == "scale":
             continue  # It starts Ray; test_scale.py runs it.
-        trains = verb not in ("report", "inspect", "relabel", "recipes")
+        trains = verb not in ("report", "inspect", "recipes")
         result = run(verb, *rest, *(LESS if trains else []))
         assert result.exit_code == 0, result.output
     assert (folder / "runs/first/summary.json").exists()

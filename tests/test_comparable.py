@@ -138,6 +138,22 @@ def test_scale_does_not_go_on_with_other_labels_weights_or_data(what, source, tm
     assert (folder / "scale.json").read_text() == before
 
 
+def test_a_scaling_experiment_is_reported_again_from_its_folder(tmp_path):
+    recipe, folder = make_recipe(RECIPE), tmp_path / "s"
+    one = configuration("one")
+    train(resolved(configured(recipe, one, same_update=False)), folder / "one")
+    scale(recipe, folder, [one], title="s")
+    command = ["report", str(folder), "--out", str(tmp_path / "page.html")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "Throughput" in result.stdout
+    assert "Throughput" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    (row,) = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
+    assert row["configuration"] == "one"
+    both = CliRunner().invoke(app, [*command, str(folder)])
+    assert "expected one folder of a scaling experiment, got 2 folders" in both.stderr
+
+
 def test_a_finished_run_is_not_resumed_with_other_labels(tmp_path):
     recipe, change = with_labels(tmp_path)
     finished = train(recipe, tmp_path / "run")
@@ -232,5 +248,5 @@ def test_the_terminal_says_if_runs_have_different_precisions(tmp_path):
     assert said in " ".join(result.stdout.split())
     assert said in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert (
-        said in json.loads(CliRunner().invoke(app, ["report", "c", "--json"]).stdout)["unequal"][0]
+        said in json.loads(CliRunner().invoke(app, ["report", "c", "--json"]).stdout)["cautions"][0]
     )

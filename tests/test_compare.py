@@ -16,8 +16,8 @@ from fineprune.errors import InputError, RunError
 from fineprune.experiments.compare import compare, plan_runs
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale import scale
-from fineprune.report.facts import missing
-from fineprune.report.html import write_report
+from fineprune.report.comparison import write_report
+from fineprune.report.facts import cautions
 from fineprune.runs.files import read_metrics, whole_lines
 from fineprune.runs.run import diverged_runs, read_run, read_runs
 from fineprune.training.loop import train
@@ -375,7 +375,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
     write_report(read, tmp_path / "report.html", 0.004)
     page = (tmp_path / "report.html").read_text()
     assert "A run is missing: full, seed 2 of 3" in page
-    assert len(missing(read)) == 2
+    assert sum("A run is missing" in sentence for sentence in cautions(read)) == 2
     start(1)  # The runs that were not named stay as they are.
     assert list(diverged_runs(folder)) == ["full-1", "fine-pruning-1"]
 

@@ -54,7 +54,7 @@ def test_the_published_form_equals_a_twin_written_from_the_paper(prune, anneal):
 
 def test_half_of_the_samples_below_the_mean_are_skipped_by_default():
     policy = fp.InfoBatch(EPOCHS)
-    assert (policy.prune, policy.plan_options.anneal) == (0.5, 0.125)
+    assert (policy.prune, policy.anneal) == (0.5, 0.125)
     plans = train(fp.Pruner(N, policy))
     numbers = [len(kept) for kept, _ in plans]
     assert numbers[0] == numbers[-1] == N
@@ -106,7 +106,7 @@ def test_the_whole_training_saves_the_share_and_the_steps_are_known(save, anneal
 def test_the_missing_samples_are_taken_from_above_the_mean_only_if_needed(losses, save, seed):
     total = len(losses)
     policy = fp.InfoBatch(10, save=0.2, anneal=0.0)
-    policy.bind(total)
+    policy.begin(fp.Training(total))
     policy.load_state_dict({"losses": torch.tensor(losses)})
     number = max(int((1 - save) * total), 1)
     plan = policy.select(3, number, np.random.default_rng(seed))

@@ -1,6 +1,7 @@
 """Ctrl-C in the middle of bookkeeping: a notebook runs the cell again, and nothing is lost."""
 
 import copy
+import inspect
 import os
 import signal
 import sys
@@ -16,8 +17,8 @@ import fineprune as fp
 from fineprune.interrupts import uninterrupted
 from fineprune.labels.evidence import Evidence
 from fineprune.pruning import recorder
-from fineprune.pruning.epoch_cycle import EpochCycle
 from fineprune.pruning.loop_warnings import LoopWarnings
+from fineprune.pruning.seen_samples import SeenSamples
 
 SAMPLES, CLASSES, EPOCHS = 256, 4, 10
 RATES = [0.1] * 6 + [0.01] * 4
@@ -102,11 +103,10 @@ def run_twice(monkeypatch, owner, name, call):
     ("owner", "name", "call"),
     [
         (recorder, "batch_sums", 5),
-        (fp.Adaptive, "observe", 5),
-        (fp.Adaptive, "end_epoch", 6),
-        (LoopWarnings, "end_epoch", 6),
-        (EpochCycle, "_show", 8),
-        (EpochCycle, "follow", 8),
+        (fp.Adaptive, "learn", 6),
+        (LoopWarnings, "of_epoch", 6),
+        (fp.Pruner, "_show", 8),
+        (fp.Pruner, "_follow", 8),
     ],
 )
 def test_a_cell_that_is_stopped_between_epochs_trains_the_same(monkeypatch, owner, name, call):
@@ -115,16 +115,24 @@ def test_a_cell_that_is_stopped_between_epochs_trains_the_same(monkeypatch, owne
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "call"),
-    [(EpochCycle, "add", 20), (LoopWarnings, "see", 20), (Evidence, "_write", 4)],
+    ("owner", "name", "call", "repeated"),
+    [
+        (recorder.Recorder, "add", 20, 1),  # The batch does not count yet.
+        (SeenSamples, "note", 20, 0),
+        (Evidence, "_write", 4, 0),
+    ],
 )
-def test_a_cell_that_is_stopped_in_record_loses_one_step_only(monkeypatch, owner, name, call):
+def test_a_cell_that_is_stopped_in_record_loses_or_repeats_one_step_only(
+    monkeypatch, owner, name, call, repeated
+):
     undisturbed, cell = run_twice(monkeypatch, owner, name, call)
     at = cell.stopped_at
     assert cell.trained[:at] == undisturbed.trained[:at]
     assert cell.result()[1:3] == undisturbed.result()[1:3]
     assert cell.pruner.watch.ranking().visits == undisturbed.pruner.watch.ranking().visits
-    assert list(map(len, cell.trained)) == list(map(len, undisturbed.trained))
+    assert len(cell.trained) == len(undisturbed.trained) + repeated
+    if repeated:
+        assert cell.trained[at] == cell.trained[at - 1]
 
 
 def test_losses_that_a_state_waits_for_are_not_lost(monkeypatch):
@@ -153,14 +161,14 @@ def test_an_epoch_that_is_about_to_begin_is_not_skipped():
     calls = []
 
     def trace(frame, event, argument):
-        if frame.f_code is EpochCycle._show.__code__:
+        if frame.f_code is inspect.unwrap(fp.Pruner._show).__code__:
             calls.append(frame.f_lineno)
             if len(calls) == 8:
                 return interrupt
         return None
 
     def interrupt(frame, event, argument):
-        if frame.f_lineno == calls[-1] + 2:
+        if frame.f_lineno == calls[-1] + 8:  # The call of _follow.
             signal.raise_signal(signal.SIGINT)
         return interrupt
 

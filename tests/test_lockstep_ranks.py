@@ -39,20 +39,21 @@ class Observing(fp.Policy):
 
     name = "observing"
     needs_losses = True
+    needs_marks = True
 
     def __init__(self):
         super().__init__(EPOCHS)
         self.told = []
 
-    def num_kept(self, epoch):
-        return 16 if epoch % 2 else N
+    def lengths(self):
+        return [16 if epoch % 2 else N for epoch in range(EPOCHS)]
 
-    def select(self, epoch, num_kept, rng):
+    def select(self, epoch, number, rng):
         odd_first = [*range(1, N, 2), *range(0, N, 2)]
-        return fp.EpochPlan(epoch, torch.tensor(sorted(odd_first[:num_kept])))
+        return fp.EpochPlan(epoch, torch.tensor(sorted(odd_first[:number])))
 
-    def observe(self, epoch, records):
-        self.told.append((epoch, records.index, records.losses, records.batch_means))
+    def learn(self, epoch, losses, above_mean, ranking):
+        self.told.append((epoch, losses, above_mean))
 
 
 def losses_of(epoch, index, rank):
@@ -82,22 +83,22 @@ def train(rank, options):
     return recorded, pruner
 
 
-def test_every_rank_observes_the_batches_of_all_in_the_order_of_the_ranks():
+def test_every_rank_learns_one_value_per_sample_from_the_batches_of_all():
     (recorded, one), (of_other, other) = on_both_ranks(train)
     assert len(one.policy.told) == EPOCHS
     for epoch, told in enumerate(one.policy.told):
-        index, losses, means = [], [], []
+        expected, above = np.full(N, np.nan, np.float32), np.zeros(N, bool)
         for batches in zip(recorded[epoch], of_other[epoch], strict=True):
-            values = torch.cat(
-                [losses_of(epoch, batch, rank) for rank, batch in enumerate(batches)]
-            )
-            index += torch.cat(batches).tolist()
-            losses += values.tolist()
-            means += [values[values.isfinite()].mean().item()] * len(values)
+            values = [losses_of(epoch, batch, rank) for rank, batch in enumerate(batches)]
+            together = torch.cat(values)
+            mean = together[together.isfinite()].double().mean().item()
+            for batch, losses in zip(batches, values, strict=True):
+                for index, loss in zip(batch.tolist(), losses.tolist(), strict=True):
+                    expected[index] = np.fmax(expected[index], loss)
+                    above[index] |= np.isfinite(loss) and loss > mean
         assert told[0] == epoch
-        assert told[1].tolist() == index
-        np.testing.assert_array_equal(told[2], np.array(losses, np.float32))
-        np.testing.assert_allclose(told[3], means)
+        np.testing.assert_array_equal(told[1], expected)
+        np.testing.assert_array_equal(told[2], above)
     for mine, its in zip(one.policy.told, other.policy.told, strict=True):
         for array, same in zip(mine[1:], its[1:], strict=True):
             np.testing.assert_array_equal(array, same)
@@ -115,15 +116,16 @@ def test_ranks_with_different_seeds_are_refused():
 
 
 @pytest.mark.parametrize("learns", [False, True])
-def test_a_rank_that_has_no_batch_in_the_first_epoch_is_compared_at_its_end(learns):
+def test_a_rank_that_has_no_batch_is_an_error_on_all_ranks_at_the_end_of_the_epoch(learns):
     def record(rank, options):
         schedule = fp.Schedule(2, window=2, start=1)
         policy: fp.Policy = fp.FinePruning(schedule, prune=6) if learns else fp.FullData(2)
         pruner = fp.Pruner(N, policy, **options)
-        for epoch in pruner.epochs():
-            if rank == 0 or epoch:
-                index = torch.arange(rank, N, RANKS)
-                pruner.record(index, losses_of(epoch, index, rank))
+        if rank == 0:
+            index = torch.arange(rank, N, RANKS)
+            pruner.record(index, losses_of(0, index, rank))
+        with pytest.raises(InputError, match=r"equally many batches .* got 0 to 1 in epoch 0"):
+            pruner.end_epoch()
 
     on_both_ranks(record)
 
@@ -202,22 +204,19 @@ def train_one_epoch(pruner, rank):
     pruner.end_epoch()
 
 
-def test_a_rank_that_leaves_out_a_batch_is_told():
-    """Its later batches are compared with those that the other rank trained one step before."""
+def test_a_rank_that_leaves_out_a_batch_is_an_error_on_all_ranks():
+    """Its later batches would be compared with those that the other rank trained a step before."""
 
     def leave_out(rank, options):
         pruner = fp.Pruner(N, Observing(), seed=4, batch_size=BATCH, **options)
         for number, index in enumerate(pruner.sampler.order().split(BATCH)):
             if (rank, number) != (1, 1):
                 pruner.record(index, losses_of(0, index, rank))
-        pruner.end_epoch()
+        own = -(-N // RANKS // BATCH)
+        with pytest.raises(InputError, match=f"equally many batches .* got {own - 1} to {own}"):
+            pruner.end_epoch()
 
-    with pytest.warns(RuntimeWarning) as caught:
-        on_both_ranks(leave_out)
-    own = -(-N // RANKS // BATCH)
-    told = [str(warning.message) for warning in caught]
-    uneven = f"some ranks recorded {own - 1} batches of epoch 0 and others {own}"
-    assert sum(uneven in message for message in told) == RANKS
+    on_both_ranks(leave_out)
 
 
 @pytest.mark.parametrize(

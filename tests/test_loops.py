@@ -315,14 +315,6 @@ def loads_inside_the_loop(pruner, run):
             pruner.load_state_dict(state)
 
 
-def changes_losses_in_place(pruner, run):
-    for _ in pruner.epochs():
-        for index, (x, y) in pruner.loader():
-            losses = run.losses(x, y)
-            pruner.record(index, losses)
-            losses.mul_(2.0).mean().backward()
-
-
 def grows_the_data(pruner, run):
     samples = list(data())
     pruner = fp.Pruner(samples, fp.Adaptive(EPOCHS, save=0.35, rates=RATES), batch_size=BATCH)
@@ -358,12 +350,11 @@ WRONG = {
     begins_the_loader_again: (InputError, OVERFULL),
     two_passes_per_epoch: (InputError, OVERFULL),
     records_validation: (InputError, OVERFULL),
-    loader_without_the_sampler: (InputError, OVERFULL),
+    loader_without_the_sampler: (InputError, r"samples that epoch \d trains.*pruner\.sampler"),
     ranks_by_hand: (InputError, "expected 2 ranks that exchange their losses"),
     one_loss_for_all: (InputError, 'one number that was expanded: use reduction="none"'),
     notebook_cell_run_twice: (InputError, "trained all 6: make a new Pruner"),
     loads_inside_the_loop: (InputError, "load_state_dict.* before the loop over the epochs"),
-    changes_losses_in_place: (InputError, "changed in place afterwards"),
     grows_the_data: (InputError, "data set of .*96 samples, .*got one of 97"),
     records_inside_a_checkpoint: (InputError, "record.* torch.utils.checkpoint .* outside of"),
     detaches_weighted_losses: (RuntimeError, "scalar that record.* backpropagated"),
@@ -403,18 +394,67 @@ def forgets_epochs_of_any(pruner, loader):
             pruner.record(index, x.sum(1))
 
 
-def test_a_loader_whose_batches_have_another_size_is_noticed_at_the_end_of_the_epoch():
+def test_a_loader_with_larger_batches_is_noticed_at_once():
     pruner, run = new(), Run()
     loader = DataLoader(pruner.dataset, batch_size=2 * BATCH, sampler=pruner.sampler)
+    for _ in pruner.epochs():
+        with pytest.raises(InputError, match=r"at most 8 samples .* got 16: give Pruner the batch"):
+            run.step(pruner, *next(iter(loader)))
+        break
+
+
+def test_a_loader_with_smaller_batches_is_noticed_within_the_first_epoch():
+    pruner, run = new(), Run()
+    loader = DataLoader(pruner.dataset, batch_size=BATCH // 2, sampler=pruner.sampler)
 
     def train():
         for _ in pruner.epochs():
             for index, batch in loader:
                 run.step(pruner, index, batch)
 
-    with pytest.warns(RuntimeWarning, match="in 6 batches instead of 12.*batch size") as caught:
+    with pytest.raises(InputError, match=f"{OVERFULL}.*the loader's batch size.* as a whole"):
         train()
-    assert sum("no logits" not in str(one.message) for one in caught) == 1
+    assert pruner.position == fp.Position(0, N // BATCH, N)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_whose_iterator_outlives_the_epochs_trains_the_right_samples_or_is_an_error(
+    workers,
+):
+    """As the loaders do that keep their workers by one endless iterator."""
+
+    class Endless(torch.utils.data.Sampler[int]):
+        def __init__(self, sampler):
+            self.sampler = sampler
+
+        def __iter__(self):
+            while True:
+                yield from self.sampler
+
+    pruner, run = new(fp.FullData(EPOCHS)), Run()
+    batches = iter(
+        DataLoader(pruner.dataset, BATCH, sampler=Endless(pruner.sampler), num_workers=workers)
+    )
+
+    def train():
+        for epoch in pruner.epochs():
+            for _ in range(N // BATCH):
+                run.step(pruner, *next(batches))
+            if not workers:
+                trained = [index for of, seen in run.seen if of == epoch for index in seen]
+                assert trained == indices_of(epoch)
+
+    def indices_of(epoch):
+        other = new(fp.FullData(EPOCHS))
+        other.set_epoch(epoch)
+        return list(other.sampler)
+
+    if workers:
+        with pytest.raises(InputError, match="an iterator that began in the epoch before"):
+            train()
+        assert {epoch for epoch, _ in run.seen} == {0}
+    else:
+        train()
 
 
 def gaps_noticed(records):
@@ -427,41 +467,26 @@ def gaps_noticed(records):
                 recorded = records(number, index)
                 if len(recorded):
                     pruner.record(recorded, torch.rand(len(recorded)))
-    return [str(warning.message) for warning in caught if "gaps" in str(warning.message)]
-
-
-@pytest.mark.parametrize("every", [2, 3, 4])
-def test_a_loop_that_leaves_out_every_so_manieth_batch_is_noticed_once(every):
-    (said,) = gaps_noticed(lambda number, index: index if number % every else index[:0])
-    assert "record every batch" in said
-    assert "framework" not in said  # There is only one process.
-
-
-def test_a_loop_that_records_only_samples_with_a_label_is_noticed_once():
-    (said,) = gaps_noticed(lambda number, index: index[index % 2 == 0])
-    assert "such as those with a label" in said
-    assert "framework" not in said
+    return [str(warning.message) for warning in caught]
 
 
 @pytest.mark.parametrize(
     "records",
     [
-        lambda number, index: index if number < 5 else index[:0],
+        lambda number, index: index if number % 2 else index[:0],
         lambda number, index: index if number != 3 else index[:0],
-        lambda number, index: index[index % 4 != 0],
+        lambda number, index: index[index % 2 == 0],
+        lambda number, index: index if number < 5 else index[:0],
     ],
-    ids=["breaks off", "leaves out one batch", "leaves out a quarter of the samples"],
+    ids=["every second batch", "all but one", "samples with a label", "breaks off"],
 )
-def test_a_loop_with_few_gaps_is_not_warned_of_them(records):
-    assert not gaps_noticed(records)
+def test_a_loop_that_records_fewer_samples_than_planned_is_told_once(records):
+    (said,) = gaps_noticed(records)
+    assert "record every batch and every sample of it" in said
 
 
-def test_batches_of_falling_sizes_have_no_gaps():
-    """As with a budget of tokens per batch, in an epoch that breaks off."""
-    pruner = fp.Pruner(96, fp.FullData(2))
-    for _ in pruner.epochs():
-        for index in pruner.sampler.order()[:68].split([16, 16, 16, 4, 4, 4, 4, 4]):
-            pruner.record(index, torch.rand(len(index)))
+def test_a_loop_that_leaves_out_a_few_samples_of_its_batches_is_not_warned_of_them():
+    assert not gaps_noticed(lambda number, index: index[index % 12 != 0])
 
 
 @pytest.mark.parametrize("policy", ["random", "fine-pruning"])
@@ -474,19 +499,6 @@ def test_a_loop_that_uses_nothing_of_the_pruner_is_noticed(policy):
                 pass
 
     with pytest.warns(RuntimeWarning, match="neither the sampler nor the plan") as caught:
-        train()
-    assert len(caught) == 1
-
-
-def test_one_loss_per_batch_is_noticed_also_if_it_is_repeated():
-    pruner = new(POLICIES["fine-pruning"]())
-
-    def train():
-        for _ in pruner.epochs():
-            for index, (x, _) in pruner.loader():
-                pruner.record(index, x.sum(1).mean().repeat(len(index)))
-
-    with pytest.warns(RuntimeWarning, match="all samples of each batch") as caught:
         train()
     assert len(caught) == 1
 
@@ -584,20 +596,6 @@ def test_a_policy_whose_state_cannot_be_loaded_is_named():
 
     with pytest.raises(InputError, match=r"\['learned'\]\['seen'\]\['losses'\].* got ndarray"):
         new(Own(3)).state_dict()
-
-
-@pytest.mark.parametrize("start", [0, 2, 5])
-def test_going_back_trains_the_epochs_again_within_the_budget(start):
-    pruner, run = new(), Run()
-    plain(pruner, run)
-    lengths = [sum(seen[0] == epoch for seen in run.seen) for epoch in range(EPOCHS)]
-    again = []
-    for epoch in pruner.epochs(start):
-        again.append(sum(1 for _ in pruner.sampler.order().split(BATCH)))
-        for index, batch in pruner.loader():
-            run.step(pruner, index, batch)
-        assert epoch == start + len(again) - 1
-    assert again == lengths[start:]
 
 
 def test_a_training_that_begins_later_saves_its_share_of_what_is_left():
@@ -763,37 +761,6 @@ def test_samples_that_never_reach_a_batch_do_not_end_the_rotation_of_short_epoch
     assert np.ptp(visits[left_out:]) <= 1
 
 
-@pytest.mark.parametrize("sizes", [(8, 7), (8, 5, 6), (8, 8, 5)])
-def test_a_resume_goes_on_behind_batches_of_several_sizes(sizes):
-    first, second = new(fp.FullData(1)), new(fp.FullData(1))
-    first.start_epoch(0)
-    order = first.sampler.order()
-    for index in order[: sum(sizes)].split(sizes):
-        first.record(index.to(torch.uint32), torch.ones(len(index)))
-    second.load_state_dict(first.state_dict())
-    second.start_epoch(0)
-    assert torch.equal(second.sampler.order(), order[sum(sizes) :])
-
-
-def test_a_resume_goes_on_inside_a_batch_that_is_recorded_in_parts():
-    def parts_of(made, stop=None):
-        for _ in made.epochs():
-            for index in made.sampler.order().split(BATCH // 2):
-                made.record(index, torch.ones(len(index)))
-                yield index.tolist()
-                if stop is not None and made.position.batches == stop:
-                    return
-
-    with pytest.warns(RuntimeWarning, match="batches"):
-        expected = list(parts_of(new(fp.FullData(1))))
-    for stop in (1, 3):
-        first = new(fp.FullData(1))
-        before = list(parts_of(first, stop))
-        second = new(fp.FullData(1))
-        second.load_state_dict(first.state_dict())
-        assert before + list(parts_of(second)) == expected
-
-
 # --- small things --------------------------------------------------------------------------------
 
 
@@ -876,18 +843,6 @@ def test_ranks_of_another_framework_exchange_what_they_learn_by_its_function():
 def test_a_function_that_gathers_needs_the_numbers_of_its_ranks(options):
     with pytest.raises(InputError, match="all_gather together with num_replicas and rank"):
         new(all_gather=lambda array: [array], **options)
-
-
-def test_reading_ahead_of_record_is_told():
-    pruner = fp.Pruner(16, fp.FinePruning(fp.Schedule(2, window=2, start=1), prune=4), batch_size=4)
-    loader = DataLoader(TensorDataset(torch.arange(16)), sampler=pruner.sampler, batch_size=4)
-    batches = pruner.iterate(loader)
-    next(batches)
-    for index, _ in zip(pruner.plan.kept.split(4), range(2), strict=False):
-        next(batches)
-        pruner.record(index, torch.ones(4))
-    with pytest.warns(RuntimeWarning, match="1 of 3 batches of epoch 0 were not recorded when"):
-        next(batches)
 
 
 @pytest.mark.parametrize("logits", [False, True])

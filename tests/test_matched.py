@@ -11,6 +11,7 @@ from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.experiments.controls import matched_recipe
 from fineprune.pruning.policies.matched import Matched
+from fineprune.pruning.policies.policy import Training
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.run import read_run
 from fineprune.training.forecast import cost_is_known
@@ -55,7 +56,7 @@ def test_the_numbers_are_exact_and_the_weights_are_those_given():
 def test_every_sample_is_kept_with_the_same_probability():
     kept = np.zeros(40)
     policy = Matched(1, [10])
-    policy.bind(40)
+    policy.begin(Training(40))
     for seed in range(2000):
         kept[policy.select(0, None, np.random.default_rng(seed)).kept.numpy()] += 1
     # The standard deviation of a count is 19.4, and 40 counts are compared.

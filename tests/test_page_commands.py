@@ -129,7 +129,7 @@ def trained(tmp_path_factory):
         invoke("train", "recipes/weak-labels.toml", "--out", "runs/first", *tiny(64))
         for name in ("weak-labels", "digits-compare", "tutorial", "paper/lenet"):
             shutil.copytree("runs/first", f"runs/{name}")
-        invoke("relabel", "runs/first", "--out", "made.csv")
+        invoke("inspect", "runs/first", "--labels", "made.csv")
     return folder
 
 

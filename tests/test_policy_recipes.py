@@ -8,7 +8,6 @@ import torch
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.pruning.plan_options import PlanOptions
 from fineprune.training.data import load_data
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
@@ -28,14 +27,15 @@ class Half(fp.Policy):
     def epochs(self):
         return self._epochs
 
-    def bind(self, num_samples):
-        self.total = num_samples
+    def begin(self, training):
+        self.total = training.num_samples
 
-    def num_kept(self, epoch):
-        return self.total // 2 if epoch >= self.start else self.total
+    def lengths(self):
+        start = min(self.start, self.epochs)
+        return [self.total] * start + [self.total // 2] * (self.epochs - start)
 
-    def select(self, epoch, num_kept, rng):
-        kept = np.sort(rng.choice(self.total, num_kept, replace=False))
+    def select(self, epoch, number, rng):
+        kept = np.sort(rng.choice(self.total, number, replace=False))
         return fp.EpochPlan(epoch, torch.from_numpy(kept))
 
 def other_length(epochs):
@@ -107,7 +107,6 @@ def test_a_recipe_makes_the_policy_and_survives_a_round_trip(pruning, expected, 
     for policy in (recipe.policy(), again.policy()):
         assert type(policy) is type(expected)
         assert policy.settings() == expected.settings()
-        assert policy.plan_options == expected.plan_options
 
 
 def test_the_recipe_of_a_run_says_what_the_defaults_of_a_policy_are():
@@ -178,7 +177,6 @@ def test_a_recipe_names_a_policy_and_its_arguments(own_policies, tmp_path):
     assert policy.epochs == 8
     assert policy.start == 3
     assert policy.more == {"deep er": {"x": 0.5, "on": True}}
-    assert policy.plan_options == PlanOptions(anneal=0.25)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +188,7 @@ def test_a_recipe_names_a_policy_and_its_arguments(own_policies, tmp_path):
         ("own_policies:no_policy", {}, "to make a fineprune.Policy, got int"),
         ("own_policies:no_policy", {"x": 1}, r"when called with \(8, x=1\)"),
         ("own_policies:other_length", {}, "for 8 epochs, got 9"),
-        ("own_policies:WithoutMethods", {}, "base class, got one without num_kept, select"),
+        ("own_policies:WithoutMethods", {}, "base class, got one without select"),
     ],
 )
 def test_what_is_no_policy_is_refused(name, arguments, message, own_policies):

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as schedulers
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.pruning.learning_rates import rates_of_epochs, rates_of_steps
+from fineprune.pruning.rates import rates_of_epochs, rates_of_steps
 from fineprune.pruning.step_budget import rates_along_steps
 
 EPOCHS, N, BATCH = 10, 400, 10

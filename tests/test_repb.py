@@ -105,19 +105,17 @@ def test_a_loss_that_equals_the_mean_has_reached_it():
 
 
 def test_a_loss_that_is_not_finite_has_not_reached_the_mean():
-    with pytest.warns(RuntimeWarning, match="count as below the mean of their batch"):
+    with pytest.warns(RuntimeWarning, match="NaN or infinite"):
         pruner = after_one_epoch([math.nan, 1.0, 0.5, math.inf, 2.0, 0.0], 3, save=0.1)
     assert pruner.policy.state_dict()["reached"].tolist() == [0b01001000]
 
 
 def test_a_sample_in_two_batches_is_kept_if_it_reached_the_mean_of_one():
-    policy = fp.RePB(4)
-    policy.bind(3)
+    pruner = fp.Pruner(3, fp.RePB(4))
     for losses in ([1.0, 2.0], [2.0, 1.0]):
-        index, means = np.array([0, 1]), np.full(2, 1.5)
-        policy.observe(0, fp.LossRecords(index, np.array(losses, np.float32), means))
-    policy.end_epoch(0)
-    state = policy.state_dict()
+        pruner.record([0, 1], torch.tensor(losses))
+    pruner.end_epoch()
+    state = pruner.policy.state_dict()
     assert state["reached"].tolist() == [0b11000000]
     assert state["trained"].tolist() == [1, 1, 0]
 
@@ -125,12 +123,11 @@ def test_a_sample_in_two_batches_is_kept_if_it_reached_the_mean_of_one():
 def policy_with(reached, trained, **options):
     """A policy that knows which samples reached the mean, and how often each was trained."""
     policy = fp.RePB(40, **options)
-    policy.bind(len(reached))
+    policy.begin(fp.Training(len(reached)))
     policy.load_state_dict(
         {
             "reached": torch.from_numpy(np.packbits(np.array(reached, dtype=np.bool_))),
             "trained": torch.tensor(trained, dtype=torch.uint8),
-            "marks": torch.zeros(len(reached), dtype=torch.uint8),
         }
     )
     return policy

@@ -64,7 +64,8 @@ def ranks(rank, folder):
                 "resumed_counts": resumed.counts,
                 "own_policy": own_policy(),
                 "others": {name: interrupted(policy) for name, policy in OTHERS.items()},
-                "observed": observed(rank),
+                "observed": observed(),
+                "recorded_differently": recorded_differently(rank),
                 "nonfinite": nonfinite_losses(rank),
                 "refused": refused(rank),
                 "sharded": sharded(rank),
@@ -145,27 +146,43 @@ def interrupted(policy, batch=BATCH):
 
 
 class Remembers(fp.FullData):
-    """A policy that only remembers what it observes."""
+    """A policy that only remembers what it learns."""
 
     name = "remembers"
     needs_losses = True
+    needs_marks = True
 
-    def observe(self, epoch, records):
-        self.records = [records.index, records.losses, records.batch_means]
+    def learn(self, epoch, losses, above_mean, ranking):
+        self.learned = [losses, above_mean]
 
 
-def observed(rank):
-    """Let rank 0 record two batches and rank 1 one; return what the policy of each observes."""
-    pruner = fp.Pruner(8, Remembers(1))
-    if rank == 0:
+def observed():
+    """Let both ranks record a batch of two samples, one of them in both; return what is learned."""
+    pruner = fp.Pruner(4, Remembers(1))
+    if dist.get_rank() == 0:
         pruner.record([0, 1], torch.tensor([1.0, 3.0]))
-        pruner.record([2], torch.tensor([5.0]))
     else:
-        pruner.record([4, 5, 6], torch.tensor([2.0, 2.0, 2.0]))
-    pruner.end_epoch()
+        pruner.record([1, 2], torch.tensor([torch.inf, 2.5]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pruner.end_epoch()
     policy = pruner.policy
     assert isinstance(policy, Remembers)
-    return [values.tolist() for values in policy.records]
+    return [values.tolist() for values in policy.learned]
+
+
+def recorded_differently(rank):
+    """Return what each rank is told if one records fewer batches, or no logits."""
+    messages = []
+    for differs in ("batches", "logits"):
+        pruner = fp.Pruner(N, fp.FullData(1), batch_size=BATCH)
+        for number, index in enumerate(pruner.sampler.order().split(BATCH)):
+            if differs == "batches" and rank and number == 2:
+                break
+            given = () if differs == "logits" and rank else (torch.rand(len(index), 3), index % 3)
+            pruner.record(index, torch.ones(len(index)), *given)
+        messages.append(refusal(pruner.end_epoch))
+    return messages
 
 
 def nonfinite_losses(rank):
@@ -201,8 +218,8 @@ class DrawsItsOwn(fp.RandomPruning):
     name = "draws-its-own"
     needs_losses = True
 
-    def select(self, epoch, num_kept, rng):
-        return super().select(epoch, num_kept, np.random.default_rng(dist.get_rank()))
+    def select(self, epoch, number, rng):
+        return super().select(epoch, number, np.random.default_rng(dist.get_rank()))
 
 
 def refused(rank):
@@ -298,7 +315,7 @@ def left_out_on_one(rank):
         taken = indices[: len(indices) - 2 * (rank == 0 and number == 1)]
         framework.record(taken, torch.ones(len(taken)))
     framework.synchronize()
-    return framework.state_dict()["progress"]["samples"]
+    return framework.state_dict()["progress"]["done"]
 
 
 def unsharded(batch_size=BATCH):
@@ -370,13 +387,11 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(two_ranks):
     assert one.counts is not None
     assert torch.equal(alone.counts, one.counts)
 
-    # Without synchronize(), no state is made, and one that says so is refused.
+    # Without synchronize(), no state is made.
     assert "synchronize" in first["careless"]
-    with pytest.raises(ValueError, match="synchronize"):
-        alone.load_state_dict({**first["state"], "synchronized": False})
 
 
-def test_a_policy_without_merge_learns_the_losses_of_all_ranks(two_ranks):
+def test_a_policy_of_ones_own_learns_the_losses_of_all_ranks(two_ranks):
     first, second = (rank["own_policy"] for rank in two_ranks)
     alone = own_policy(batch=BATCH * WORLD)
     pruned = [epoch for epoch, kept in alone["plans"].items() if len(kept) < OWN_N]
@@ -402,12 +417,19 @@ def test_ranks_learn_the_same_as_one_process_with_the_doubled_batch(two_ranks, n
         torch.testing.assert_close(rank["others"][name], alone, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_policy_without_merge_observes_whole_batches_in_the_order_of_the_ranks(two_ranks):
+def test_every_rank_learns_the_largest_loss_of_a_sample_and_any_mark(two_ranks):
     for rank in two_ranks:
-        index, losses, means = rank["observed"]
-        assert index == [0, 1, 4, 5, 6, 2]
-        assert losses == [1.0, 3.0, 2.0, 2.0, 2.0, 5.0]
-        assert means == [2.0] * 5 + [5.0]
+        losses, above_mean = rank["observed"]
+        np.testing.assert_equal(losses, [1.0, np.inf, 2.5, np.nan])
+        # The mean of the finite losses of the batch is 2.17.
+        assert above_mean == [False, True, True, False]
+
+
+def test_ranks_that_record_differently_get_the_same_error(two_ranks):
+    batches, logits = two_ranks[0]["recorded_differently"]
+    assert two_ranks[1]["recorded_differently"] == [batches, logits]
+    assert "equally many batches on every rank, got 2 to 5" in batches
+    assert "logits from all ranks or from none" in logits
 
 
 def test_nonfinite_losses_are_counted_once_over_all_ranks_and_a_resume(two_ranks):
@@ -458,14 +480,14 @@ def test_samples_that_one_rank_alone_left_out_count_as_loaded(two_ranks):
     assert two_ranks[0]["left_out_on_one"] == 24
 
 
-def test_ranks_that_all_train_everything_or_share_twice_are_noticed_once(two_ranks):
+def test_ranks_that_all_train_everything_or_share_twice_are_refused(two_ranks):
     for rank in two_ranks:
         early, unsharded, shared_twice, of_all_processes = rank["warned"]
-        assert len(early) == len(unsharded) == len(shared_twice) == len(of_all_processes) == 1
-        assert "made before the process group of 2 ranks" in early[0]
+        assert "made after the process group of 2 ranks" in early[0]
         assert "leave out num_replicas and sharded_by_loader" in unsharded[0]
-        assert "sharded_by_loader=True" in shared_twice[0]
-        assert "give Pruner the batch size of one process" in of_all_processes[0]
+        assert "record every batch" in shared_twice[0]
+        assert of_all_processes == []
+        assert len(early) == len(unsharded) == len(shared_twice) == 1
 
 
 @pytest.mark.parametrize("rank", range(4))

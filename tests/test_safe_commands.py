@@ -135,11 +135,10 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
         ("report done --out done/counts/epoch-0003.npy", "expected --out not to be a file of"),
         ("report done --out done/history/training_set.npz", "expected --out not to be a file of"),
         ("report done --out done/history/evidence.pt", "expected --out not to be a file of"),
-        ("inspect done --csv done/metrics.jsonl", "expected --csv not to be a file of a run"),
-        ("inspect done --csv {labels}", "expected --csv not to be the input"),
+        ("inspect done --out done/metrics.jsonl", "expected --out not to be a file of a run"),
+        ("inspect done --out {labels}", "expected --out not to be the input"),
         ("report done --out {labels}", "expected --out not to be the input"),
-        ("inspect done --out x --csv x", "expected --out and --csv to be two files, got x"),
-        ("inspect done --csv x --parquet ./x", "expected --csv and --parquet to be two files"),
+        ("inspect done --out x.csv --labels ./x.csv", "expected --out and --labels to be two"),
         ("train done/recipe.toml --out done", "expected a new folder for the run, got done"),
         ("compare recipe.toml --out .", "expected a folder for a comparison, got ., which holds"),
         ("compare q.toml --out .", "expected a folder for a comparison, got ., which holds"),
@@ -147,7 +146,7 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
         ("train q.toml --out ''", "expected a path, got an empty text"),
         ("report done --out ''", "expected a path, got an empty text"),
         ("compare q.toml --out ''", "expected a path, got an empty text"),
-        ("relabel done --out ''", "expected a path, got an empty text"),
+        ("inspect done --labels ''", "expected a path, got an empty text"),
     ],
 )
 def test_an_output_never_replaces_an_input(command, message, done, finished):
@@ -165,7 +164,7 @@ def test_an_output_never_replaces_an_input(command, message, done, finished):
     "command",
     [
         "report done --out pipe",
-        "inspect done --csv pipe",
+        "inspect done --out pipe",
         "plan q.toml --svg pipe",
         "slurm q.toml --nodes 2 --out pipe",
         "report done --out link",
@@ -195,7 +194,7 @@ def test_a_symbolic_link_stays_one(done):
         "report done --out {long}.html",
         "report {long}",
         "train q.toml --out {long}",
-        "inspect done --csv a/{long}/b.csv",
+        "inspect done --labels a/{long}/b.csv",
     ],
 )
 def test_a_path_that_cannot_be_used_is_one_line(command, done):

@@ -19,7 +19,7 @@ from fineprune.datasets.image_set import ImageSet
 from fineprune.datasets.label_file import read_labels
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import grouped
-from fineprune.report.html import write_report
+from fineprune.report.comparison import write_report
 from fineprune.report.wrong_labels import found_rows
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run, read_runs
@@ -313,7 +313,7 @@ def test_the_report_shows_the_means_of_each_arm(tmp_path):
     assert pruned["roc_area"] == pytest.approx(np.mean(known))
     write_report(noisy, tmp_path / "noisy.html")
     page = (tmp_path / "noisy.html").read_text()
-    assert page.count("<h3>Wrong labels found</h3>") == 1
+    assert page.count("<h2>Wrong labels found</h2>") == 1
     assert f"<td>{pruned['roc_area']:.3f}</td>" in page
     assert "<td>40.0</td>" in page
 

@@ -6,13 +6,12 @@ These are its public names.
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import PlanOptions
 from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.align_prune import AlignPrune
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
-from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.policies.policy import Policy, Training
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.repb import RePB
 from fineprune.pruning.policies.rs2 import RS2
@@ -36,8 +35,6 @@ __all__ = [
     "IndexedCollate",
     "InfoBatch",
     "LabelWatch",
-    "LossRecords",
-    "PlanOptions",
     "Policy",
     "Position",
     "Pruner",
@@ -46,6 +43,7 @@ __all__ = [
     "RePB",
     "Savings",
     "Schedule",
+    "Training",
     "closed_form_pruned_epochs",
     "predict_savings",
     "reduce_pixels",

@@ -6,10 +6,11 @@ import errno
 import importlib.util
 import inspect
 import math
+import operator
 import pickle
 import warnings
 from collections.abc import Iterator
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 
 # Whole numbers of so many digits fit into int64; Python refuses to convert thousands of them.
@@ -96,6 +97,25 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
     """Raise InputError unless ``value`` lies in [low, high]."""
     if not low <= value <= high:
         raise InputError(f"expected {name} in [{low}, {high}], got {value}")
+
+
+def check_share(name: str, value: object, interval: str = "[0, 1]") -> float:
+    """Return ``value`` as a float.
+
+    Args:
+        name: What the value is called.
+        value: What was given.
+        interval: Whether 0 and 1 are allowed; one of "[0, 1]", "[0, 1)", "(0, 1]" and "(0, 1)".
+
+    Raises:
+        InputError: It is no number in the interval.
+    """
+    share = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    above = operator.le if interval.startswith("[") else operator.lt
+    below = operator.le if interval.endswith("]") else operator.lt
+    if not (above(0, share) and below(share, 1)):
+        raise InputError(f"expected {name} as a share in {interval}, got {value!r}")
+    return share
 
 
 def check_installed(module: str, needed: str, extra: str) -> None:

@@ -13,7 +13,6 @@ from fineprune.cli.exits import Verbs
 from fineprune.cli.inspect import inspect
 from fineprune.cli.plan import plan
 from fineprune.cli.recipes import recipes
-from fineprune.cli.relabel import relabel
 from fineprune.cli.report import report
 from fineprune.cli.scale import scale
 from fineprune.cli.slurm import slurm
@@ -27,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (train, compare, plan, report, inspect, relabel, scale, slurm, recipes):
+for verb in (train, compare, plan, report, inspect, scale, slurm, recipes):
     app.command()(verb)
 
 

@@ -62,6 +62,13 @@ class EpochPlan:
         return included
 
 
+def random_plan(epoch: int, number: int, num_samples: int, rng: np.random.Generator) -> EpochPlan:
+    """Return a plan of ``number`` samples; every set of this size has the same probability."""
+    kept = rng.choice(num_samples, size=number, replace=False, shuffle=False)
+    kept.sort()
+    return EpochPlan(epoch, torch.from_numpy(kept))
+
+
 def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int) -> None:
     """Raise InputError if ``plan`` cannot be the result of ``Policy.select``.
 
@@ -80,7 +87,7 @@ def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int)
     if num_kept is not None and len(plan.kept) != num_kept:
         raise InputError(
             f"expected {num_kept} kept samples, got {len(plan.kept)}: keep as many samples as the "
-            f"argument num_kept of select() says, which is rounded to whole batches"
+            f"argument number of select() says, which is rounded to whole batches"
         )
     if plan.weights is not None and len(plan.weights) != num_samples:
         raise InputError(

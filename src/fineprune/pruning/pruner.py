@@ -1,18 +1,12 @@
-"""Pruner: decides which samples each epoch trains on, for a training loop of any kind.
-
-The state of the epoch is in ``EpochCycle``. Mistakes of a loop are found in ``loop_checks`` and
-``loop_warnings``.
-"""
+"""Pruner: decides which samples each epoch trains on, for a training loop of any kind."""
 
 import copy
-import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
@@ -23,54 +17,43 @@ from fineprune.labels.batch import as_local, as_numbers, check_not_recomputed
 from fineprune.labels.dataset_attributes import labels_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
-from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
+from fineprune.pruning.epoch import Epoch
 from fineprune.pruning.indexed import Indexed, indexed_and_length
-from fineprune.pruning.label_warnings import warn_of_other_digest
-from fineprune.pruning.last_batch import LastBatch
-from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.loader import PrunedLoaders
-from fineprune.pruning.loop_checks import LoopChecks, check_batch
-from fineprune.pruning.loop_warnings import LoopWarnings
-from fineprune.pruning.loss_buffer import (
-    MOST_LOSSES_WAITING,
-    MOST_WAITING,
-    Batch,
-    as_batch,
+from fineprune.pruning.loop_checks import (
+    check_batch,
+    check_first_batch,
+    check_recorded_labels,
+    check_room,
+    checked_labels,
+    compare_ranks,
+    too_many,
 )
+from fineprune.pruning.loop_warnings import LoopWarnings
 from fineprune.pruning.plan import EpochPlan, check_plan
-from fineprune.pruning.plan_options import rescaled
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner_state import (
     OF_ANOTHER_VERSION,
     check_state,
-    pack_progress,
+    pack_epoch,
     plain,
-    unpack_progress,
+    unpack_epoch,
     unsynchronized,
 )
-from fineprune.pruning.pruner_watch import PrunerWatch
 from fineprune.pruning.random_streams import stream
+from fineprune.pruning.rates import Rates
 from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import AllGather, Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunReport, RunTotals
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.schedule import check_epoch
+from fineprune.pruning.seen_samples import SeenSamples
 from fineprune.pruning.step_counts import BatchShape, StepCounts
 
 STATE_VERSION = 1
 
-_KEYS = (
-    "epoch",
-    "open",
-    "synchronized",
-    "shape",
-    "nonfinite",
-    "progress",
-    "learned",
-    "totals",
-    "watch",
-)
+_KEYS = ("labels", "epoch", "shape", "progress", "recorded", "learned", "totals", "watch")
 
 
 @dataclass(frozen=True)
@@ -81,7 +64,7 @@ class Position:
         epoch: The epoch in progress, counted from 0, or the next one if it has ended. After the
             last epoch, it is the number of epochs.
         batches: Number of batches of this epoch that this rank has recorded.
-        samples: Number of samples of this epoch that this rank has recorded.
+        samples: Number of samples of this rank's order that these batches cover.
     """
 
     epoch: int
@@ -168,45 +151,50 @@ class Pruner(Untraced):
             num_replicas, rank = 1, 0
         num_replicas, rank = share_of_rank(replicas.size, replicas.rank, num_replicas, rank)
         shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
-        if labels is None and dataset is not None and policy.uses_labels:
+        if labels is None and dataset is not None and policy.needs_ranking:
             labels = labels_of(dataset.dataset)
         if labels is not None:
-            labels = _checked_labels(labels, num_samples)
-        cycle = EpochCycle()
+            labels = checked_labels(labels, num_samples)
+        self._policy = copy.deepcopy(policy)
+        self._counts = StepCounts(self._policy, num_samples, shape, seed, labels)
+        self._counts.check_rounding()
         self.sampler = PruningSampler(
             range(num_samples) if dataset is None else dataset,
             num_replicas=num_replicas,
             rank=rank,
             seed=seed,
             drop_last=drop_last,
-            cycle=cycle,
             choose_epoch=self.set_epoch,
+            note_read=self._note_read,
         )
         self.nonfinite = 0
-        self._policy = copy.deepcopy(policy)
-        self._counts = StepCounts(self._policy, num_samples, shape)
-        self._counts.bind()
-        self._counts.check_rounding()
-        self._policy.bind_seed(seed)
         self._dataset = dataset
         self._num_samples = num_samples
         self._shape = shape
         self._replicas = replicas
+        self._num_ranks = max(num_replicas, replicas.size)
+        self._batch = shape.samples_per_batch or 0  # That of all ranks; 0 if it is not known.
         self._seed = seed
-        self._cycle = cycle
-        cycle.count = self._count
+        self._numbering = 0
+        self._labels_digest = 0 if labels is None else zlib.crc32(labels.astype(np.int64).data)
+        # The labels that the first batch with labels is compared with.
+        self._given_labels = None if labels is None else torch.from_numpy(labels.astype(np.int64))
         self._recorder = Recorder(self._policy, replicas, num_samples)
-        self._checks = LoopChecks(self._counts, replicas, cycle)
-        self._warnings = LoopWarnings(self._checks, self.sampler, dataset is not None)
-        self._last_batch = LastBatch(self._checks, self.sampler)
-        self._rescaling: Rescaling | None = None
+        self._warnings = LoopWarnings(self._policy, num_samples, dataset is not None)
         self._loaders = PrunedLoaders(self.sampler, num_samples, of_this_rank, drop_last)
         self._report = RunReport(self._counts, dataset)
-        self._pruner_watch = PrunerWatch(num_samples, replicas.group_for_logits, self._policy)
+        self._watch: LabelWatch | None = None
+        self._rescaling: Rescaling | None = None
+        self._seen: SeenSamples
+        self._epoch: Epoch
+        # An unfinished epoch of a loaded state, while an earlier one is current.
+        self._aside: Epoch | None = None
+        self._next = 0  # The first epoch behind all that have ended.
+        self._driver: object | None = None  # The loop that has the current epoch in progress.
+        self._compared = replicas.size == 1  # Whether the ranks were compared.
         self._total_steps: int | None = None  # None if it is not known, or may have changed.
+        self._sampler_read = self._plan_read = self._read_ahead = self._read_again = False
         self._show(0)
-        if labels is not None:
-            self._take_labels(labels)
         if log is not None:
             self.log(log)
 
@@ -245,8 +233,9 @@ class Pruner(Untraced):
     @property
     def plan(self) -> EpochPlan:
         """The plan of the current epoch."""
-        self._cycle.read_plan()  # A loop may train on ``plan.kept`` without the sampler.
-        return self._cycle.current.plan
+        self._plan_read = True  # A loop may train on ``plan.kept`` without the sampler.
+        self._read_again |= self._epoch.recording and self._epoch.complete
+        return self._epoch.plan
 
     @property
     def counts(self) -> torch.Tensor | None:
@@ -259,7 +248,8 @@ class Pruner(Untraced):
         Args:
             digest: A number that is the same for equal numberings. All ranks must give the same.
         """
-        self._checks.numbering = digest
+        self._numbering = digest
+        self._look_at_samples()
 
     def loader(
         self,
@@ -318,25 +308,24 @@ class Pruner(Untraced):
             InputError: The policy takes no learning rates, the rates do not fit the training, or
                 losses have been recorded.
         """
-        cycle = self._cycle
-        if cycle.unfinished is not None or cycle.next_epoch or cycle.ended_here:
+        if self._next or self._unfinished is not None:
             raise InputError(
                 "expected set_rates() before the training, got a call after losses were recorded: "
                 "call it before the first epoch and before load_state_dict()"
             )
         self._policy.set_rates(rates, by)
-        self._show(cycle.epoch)
+        self._show(self._epoch.number)
 
     # -- the epochs --------------------------------------------------------------------------------
 
     @property
     def position(self) -> Position:
         """Where this rank is: the epoch in progress (or the next one), and what it recorded."""
-        unfinished = self._cycle.unfinished
+        unfinished = self._unfinished
         if unfinished is None:
-            return Position(self._cycle.next_epoch, 0, 0)
-        samples = unfinished.samples // self._checks.num_ranks
-        return Position(unfinished.plan.epoch, unfinished.batches, samples)
+            return Position(self._next_epoch, 0, 0)
+        done = min(unfinished.done, unfinished.planned) // self._num_ranks
+        return Position(unfinished.number, unfinished.batches, done)
 
     def epochs(self, start: int | None = None) -> Iterator[int]:
         """Iterate over the epochs: start each one, yield its number, and end it.
@@ -347,33 +336,42 @@ class Pruner(Untraced):
         the loop by ``break`` leaves the epoch open.
 
         Args:
-            start: The first epoch, counted from 0. By default, the epoch that is still open, or
-                else the next one. If losses of another epoch have been recorded, that epoch is
-                ended first, and ``start`` begins with its first batch. Epochs that are left out
-                count as trained as planned. The epoch ``start`` is yielded even if it has no
-                batches left, so ``epochs(pruner.position.epoch)`` runs what the loop does after the
-                last batch.
+            start: The first epoch, counted from 0: the one in progress, or a later one. By default,
+                the epoch that is still open, or else the next one. An epoch in progress is ended
+                before a later one begins. Epochs that are left out count as trained as planned. The
+                epoch ``start`` is yielded even if it has no batches left, so
+                ``epochs(pruner.position.epoch)`` runs what the loop does after the last batch.
 
         Raises:
-            InputError: ``start`` is not an epoch of the training, or no ``start`` is given and this
-                process has trained all epochs.
+            InputError: ``start`` is not an epoch that is left, or all epochs have been trained; or
+                losses were recorded before the loop, without an epoch.
         """
-        cycle, epochs = self._cycle, self._policy.epochs
-        if start is not None and not 0 <= start < epochs:
-            raise InputError(f"expected start in 0..{epochs - 1}, got {start}")
-        if start is None:
-            self._checks.check_epochs_left()
-            cycle.begin_loop()
-            if self._is_complete():
-                self._commit()
+        last = self._policy.epochs
+        if start is not None and not 0 <= start < last:
+            raise InputError(f"expected start in 0..{last - 1}, got {start}")
+        if self._next >= last and not self._epoch.restored:
+            raise InputError(
+                f"expected a pruner with epochs left to train, got one that has trained all "
+                f"{last}: make a new Pruner for another training"
+            )
+        if self._epoch.recording and not self._epoch.ended and not self.sampler.named:
+            raise InputError(
+                f"expected no losses before the loop over the epochs, got those of "
+                f"{self._epoch.batches} batches of epoch {self._epoch.number}, perhaps from a "
+                f"trial: make a new Pruner for the training"
+            )
+        unfinished = self._unfinished
+        if start is None and unfinished is not None and unfinished.complete:
+            self._commit(unfinished)
         driver = object()
-        for epoch in range(cycle.next_epoch if start is None else start, epochs):
+        for epoch in range(self._next_epoch if start is None else start, last):
             self.start_epoch(epoch)
-            cycle.drive(driver)
+            self._driver = driver
             try:
                 yield epoch
             except GeneratorExit:  # The loop was left by ``break``.
-                cycle.let_go(driver)
+                if self._driver is driver:
+                    self._driver = None
                 raise
             self.end_epoch()
 
@@ -390,64 +388,64 @@ class Pruner(Untraced):
         Yields:
             The batches of the loader, such as ``(index, batch)``.
 
-        Warns:
-            RuntimeWarning: Batches were not recorded before the next one was requested.
-
         Raises:
-            InputError: This process has trained all epochs.
+            InputError: All epochs have been trained.
         """
         for _ in self.epochs():
-            before, read = self._cycle.current.batches, 0
-            for batch in loader:
-                read += 1
-                yield batch
-            self._warnings.warn_if_read_ahead(read, self._cycle.current.batches - before)
+            yield from loader
 
     def start_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` (counted from 0), or continue it where the losses recorded so far end.
 
         For the loops of frameworks, this replaces one pass of ``epochs``: call ``end_epoch`` after
-        the last batch. Until then, ``set_epoch`` with another epoch is an error. If losses of
-        another epoch have been recorded, that epoch is ended first.
+        the last batch. Until then, ``set_epoch`` with another epoch is an error. If losses of an
+        earlier epoch have been recorded, that epoch is ended first.
 
         Raises:
-            InputError: The epoch is outside the training.
+            InputError: The epoch is outside the training, or has ended.
         """
         check_epoch(epoch, self._policy.epochs)
-        cycle = self._cycle
-        cycle.let_go()
-        unfinished = cycle.unfinished
-        if unfinished is not None and unfinished.plan.epoch != epoch:
-            self._commit()
+        if epoch < self._next_epoch:
+            raise self._backwards(epoch)
+        self._driver = None
+        unfinished = self._unfinished
+        if unfinished is not None and unfinished.number != epoch:
+            self._commit(unfinished)
         self.set_epoch(epoch)
-        progress = cycle.unfinished
-        if progress is not None:
-            progress.samples = self._last_batch.samples_loaded(progress)
-            self._last_batch.begin_after(progress.batches)
-            self._follow(progress.plan, progress.planned - progress.left)
-        cycle.drive()
+        if self._epoch.batches:
+            self._follow(self._epoch)
+        self._driver = self
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` (counted from 0) current, and plan it from the current counts.
 
         This changes no counts and keeps the plan of an epoch in progress, so it may be called any
         number of times, in any order. If losses of another epoch have been recorded, that epoch is
-        ended first.
+        ended first. An epoch that has ended can be looked at, but not be recorded again.
 
         Raises:
             InputError: The epoch is not one of the training, or ``epochs`` or ``start_epoch`` has
                 another one in progress.
         """
         check_epoch(epoch, self._policy.epochs)
-        cycle = self._cycle
-        cycle.from_first |= epoch == 0
-        self._checks.check_not_driven(epoch)
-        if epoch == cycle.epoch and cycle.is_open:
+        self.sampler.named = True
+        current = self._epoch
+        if self._driver is not None and epoch != current.number:
+            raise InputError(
+                f"expected set_epoch({current.number}), since this epoch is in progress, got "
+                f"{epoch}: call end_epoch() first, or let the framework count from epoch "
+                f"{current.number}"
+            )
+        if epoch == current.number and not current.ended:
             return
         # Some trainers call set_epoch for each earlier epoch after a state was loaded. An epoch
         # that comes from this state is kept until the trainer goes beyond it.
-        if cycle.must_end_before(epoch):
-            self._commit()
+        unfinished = self._unfinished
+        if unfinished is not None and epoch != unfinished.number:
+            if unfinished.recording or epoch > unfinished.number:
+                self._commit(unfinished)
+            else:
+                self._aside = unfinished
         self._show(epoch)
 
     def record(
@@ -463,8 +461,8 @@ class Pruner(Untraced):
         ``watch.suspects()``. ``Adaptive`` then also skips samples whose labels are confused; other
         policies ignore this.
 
-        On a CPU, losses and logits are kept for some steps without a copy: do not change them in
-        place. Everything else is copied, without waiting for the device.
+        Everything is copied at once, without waiting for the device. Record each batch in one call:
+        with a known batch size, the number of calls says how far the epoch got.
 
         Args:
             index: The indices of the samples, integers, shape (B,): the first part of each batch.
@@ -478,10 +476,11 @@ class Pruner(Untraced):
             by its weight.
 
         Raises:
-            InputError: A shape, a type or an index is wrong; the epoch has ended, or all samples of
-                its plan have been recorded; an earlier batch was changed in place; the ranks do not
-                exchange the losses from which the policy learns; or this is called in a backward
-                pass, by ``torch.utils.checkpoint``.
+            InputError: A shape, a type or an index is wrong; a sample is skipped in this epoch, or
+                was recorded before (indices on a GPU are checked when the epoch ends); the epoch
+                has ended, or all of it has been recorded; the ranks do not exchange the losses from
+                which the policy learns; or this is called in a backward pass, by
+                ``torch.utils.checkpoint``.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
         index = as_numbers("indices", index)
@@ -522,7 +521,7 @@ class Pruner(Untraced):
 
         It is part of ``state_dict``. With several ranks, ``synchronize`` merges it.
         """
-        return self._pruner_watch.watch
+        return self._watch
 
     def observe(
         self,
@@ -539,7 +538,6 @@ class Pruner(Untraced):
         Raises:
             InputError: As for ``record``.
         """
-        self._checks.observes = True
         self._record(as_numbers("indices", index), losses, logits, labels)
 
     def end_epoch(self) -> None:
@@ -550,23 +548,20 @@ class Pruner(Untraced):
         A second call in the same epoch does nothing. All ranks must call this method.
 
         Warns:
-            RuntimeWarning: Losses were NaN or infinite, or the loop does not follow the plan; see
-                ``loop_warnings``.
+            RuntimeWarning: Losses were NaN or infinite, nothing was recorded, or two epochs trained
+                fewer samples than planned.
 
         Raises:
-            InputError: An index is out of range, or the ranks have different plans.
+            InputError: An index is wrong, or the ranks have different plans, or record differently.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
-        cycle = self._cycle
-        cycle.let_go()
-        if not cycle.is_open:
+        self._driver = None
+        if self._epoch.ended:
             return
-        if cycle.unfinished not in (None, cycle.current):
-            # The epoch with losses comes from a loaded state. The current one precedes it and
-            # recorded nothing, so it had ended before the state was taken.
-            cycle.close()
+        if self._epoch.number < self._next_epoch:  # It was only looked at.
+            self._epoch.ended = True
             return
-        self._commit()
+        self._commit(self._epoch)
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -577,10 +572,10 @@ class Pruner(Untraced):
         logits are recorded, before every ``state_dict()``. All ranks must call it after the same
         batch.
         """
-        self._checks.compare_ranks(self._seed)
-        if self.watch is not None:
-            self.watch.merge()
-        self._recorder.flush(self._in_progress.plan)
+        self._compare_ranks()
+        self._recorder.reduce(self._in_progress.plan, self._seen)
+        if self._watch is not None:
+            self._watch.merge()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs, without communication.
@@ -595,31 +590,19 @@ class Pruner(Untraced):
         """
         if self._replicas.size == 1:
             self.synchronize()
-        watch, unfinished = self.watch, self._cycle.unfinished
-        epoch = self._in_progress.plan.epoch
-        if not (self._recorder.flushed and (watch is None or watch.is_complete)):
-            raise InputError(unsynchronized(epoch))
-        progress = None
-        if unfinished is not None:
-            loaded = replace(unfinished, samples=self._last_batch.samples_loaded(unfinished))
-            trained = self._last_batch.completes(loaded)
-            progress = pack_progress(loaded, self._num_samples, trained)
-            if not trained:
-                again = self._last_batch.samples_to_repeat(loaded)
-                self._warnings.warn_of_another_order(loaded, again)
-        self._warnings.warn_before_saving()
+        watch, unfinished = self._watch, self._unfinished
+        if not (self._recorder.reduced and (watch is None or watch.is_complete)):
+            raise InputError(unsynchronized(self._next_epoch))
         packed = {
             **self._identity(),
-            "epoch": epoch,
-            "open": self._cycle.is_open or unfinished is not None,
-            "synchronized": True,
+            "labels": self._labels_digest,
+            "epoch": self._next_epoch,
             "shape": asdict(self._shape),
-            "nonfinite": self._recorder.nonfinite,
-            "progress": progress,
+            "progress": None if unfinished is None else pack_epoch(unfinished, self._num_samples),
+            "recorded": self._recorder.state_dict(),
             "learned": self._policy.state_dict(),
             "totals": asdict(self._report.totals),
             "watch": None if watch is None else watch.state_dict(),
-            "labels": self._checks.labels_digest,
         }
         state: dict[str, Any] = plain(packed, "the state")
         return state
@@ -627,44 +610,55 @@ class Pruner(Untraced):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. The number of ranks and the batch size may have changed.
 
-        After such a change, ``steps_done`` counts as if all steps had been as large as they are
-        now, so its share of ``total_steps()`` stays the same.
+        Everything is checked before anything is changed. After such a change, ``steps_done`` counts
+        as if all steps had been as large as they are now, so its share of ``total_steps()`` stays
+        the same.
 
         Warns:
-            RuntimeWarning: The labels differ from those of the training that saved the state.
             UserWarning: The number of samples per step differs from that of the state.
 
         Raises:
-            InputError: The state has another version, comes from a run with another N, seed or
-                policy, or was saved in the middle of an epoch without ``synchronize()``; or this is
-                called inside the loop over the epochs.
+            InputError: The state has another version, or comes from a run with another N, seed,
+                policy or labels; or this is called inside the loop over the epochs.
         """
-        self._checks.check_may_load()
+        if self._driver is not None:
+            raise InputError(
+                f"expected load_state_dict() before the loop over the epochs, got a call in epoch "
+                f"{self._epoch.number}: load the state first, and the loop continues where it was "
+                f"saved"
+            )
         check_state(state, plain(self._identity(), "the settings"), _KEYS)
+        before, now = state["labels"], self._labels_digest
+        if before and now and before != now:
+            raise InputError(
+                "expected the labels of the training that saved the state, got others, so what it "
+                "learned may belong to other samples: give the Pruner the same data set in the "
+                "same order, or train anew if labels were corrected"
+            )
         state = plain(state, "the state")  # ``map_location`` may have moved tensors from the CPU.
-        epoch, packed = state["epoch"], state["progress"]
-        if not state["synchronized"]:
-            raise InputError(unsynchronized(epoch))
-        # What other versions may have in another form is read before the rest is changed.
+        recorder = Recorder(self._policy, self._replicas, self._num_samples)
+        learned = self._policy.state_dict()
         expected = "expected a pruner state of this version, got one that cannot be read"
         with explaining(expected, (KeyError, TypeError), f": {OF_ANOTHER_VERSION}"):
-            progress = None if packed is None else unpack_progress(packed, epoch, self._num_samples)
+            number, packed = state["epoch"], state["progress"]
+            restored = None
+            if packed is not None:
+                restored = unpack_epoch(packed, number, self._num_samples)
             totals, shape = RunTotals(**state["totals"]), BatchShape(**state["shape"])
-            self._policy.load_state_dict(state["learned"])
-        self._recorder.clear()
-        self._recorder.nonfinite = state["nonfinite"]
-        self._report.totals = totals
-        self._pruner_watch.restore(state["watch"])
-        if progress is not None:
-            plan, recorded = progress
-            self._restore(plan, Phase.RESTORED, **recorded)
-        elif state["open"]:
-            self._restore(self._choose(epoch), Phase.PLANNED)
-        else:
-            # The policy has learned from this epoch since, so that it cannot be planned again.
-            self._restore(EpochPlan.full(epoch, self._num_samples), Phase.ENDED)
-        # Older states lack it.
-        warn_of_other_digest(state.get("labels", 0), self._checks.labels_digest)
+            recorder.load_state_dict(state["recorded"])
+            watch = None
+            if state["watch"] is not None:
+                watch = self._new_watch(state["watch"]["num_classes"])
+                watch.load_state_dict(state["watch"])
+            try:
+                self._policy.load_state_dict(state["learned"])
+            except Exception:
+                self._policy.load_state_dict(learned)
+                raise
+        self._recorder, self._watch, self._report.totals = recorder, watch, totals
+        self._aside, self._next = None, number
+        self.sampler.named = False
+        self._restore(number, restored)
         self._count_anew(shape)
 
     # -- numbers known in advance ------------------------------------------------------------------
@@ -675,7 +669,6 @@ class Pruner(Untraced):
         Raises:
             InputError: ``batch_size`` was not given, or the number of steps depends on data.
         """
-        self._warnings.steps_asked = True
         if self._total_steps is None:  # A loop may ask for the steps that are left in each step.
             self._total_steps = self._counts.total_steps() + self._report.totals.extra
         return self._total_steps
@@ -687,14 +680,15 @@ class Pruner(Untraced):
         A step counts as soon as the losses of its last batch are recorded. Incomplete accumulation
         at the end of an epoch counts as a step.
         """
-        whole, rest = divmod(self.position.batches, self._shape.accumulation)
-        return self._report.totals.steps + whole + (rest > 0 and self._is_complete())
+        unfinished = self._unfinished
+        if unfinished is None:
+            return self._report.totals.steps
+        whole, rest = divmod(unfinished.batches, self._shape.accumulation)
+        return self._report.totals.steps + whole + (rest > 0 and unfinished.complete)
 
     @property
     def steps_left(self) -> int:
         """The steps of ``total_steps`` that were not taken, including those of omitted epochs.
-
-        It is 0 if epochs are trained again after the last one.
 
         Raises:
             InputError: As for ``total_steps``.
@@ -707,10 +701,10 @@ class Pruner(Untraced):
 
         This is true after every ``accumulation`` batches, and after the last batch of an epoch.
         """
-        batches = self.position.batches
-        if not batches:
+        unfinished = self._unfinished
+        if unfinished is None:
             return False
-        return batches % self._shape.accumulation == 0 or self._is_complete()
+        return unfinished.batches % self._shape.accumulation == 0 or unfinished.complete
 
     def num_kept(self, epoch: int) -> int | None:
         """Return how many samples all ranks together train in ``epoch``, without padding.
@@ -764,7 +758,7 @@ class Pruner(Untraced):
             - ``facts``: what the evidence says of the labels, in sentences; see
               ``LabelWatch.facts``. Empty if no logits are recorded, or the ranks have not merged.
         """
-        return self._report.summary(self.position.batches, self.steps_done, self.watch)
+        return self._report.summary(self.position.batches, self.steps_done, self._watch)
 
     def log(self, target: Any, by: str = "steps") -> None:
         """Report each epoch to ``target`` when it ends, on the first rank of the group only.
@@ -792,44 +786,48 @@ class Pruner(Untraced):
             f"{report.skipped:.1%} skipped)"
         )
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes, with losses that no longer wait: a copy has other versions."""
-        self._cycle.settle()
-        return super().__getstate__()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
-        """Return a copy at the same position, without the loops and loaders of this pruner."""
-        self._cycle.settle()
+        """Return a copy at the same position, without the loops and loaders of this pruner.
+
+        It has the same data set.
+        """
         made: Pruner = type(self).__new__(type(self))
         memo[id(self)] = made
-        memo[id(self._replicas.group)] = self._replicas.group  # Process groups cannot be copied.
+        # Process groups cannot be copied, and data sets need not be.
+        for shared in (self._replicas.group, self._dataset):
+            memo[id(shared)] = shared
         for name, value in vars(self).items():
             setattr(made, name, copy.deepcopy(value, memo))
-        made._cycle.let_go()
-        made._checks.ranks_compared = True  # One rank may try a copy alone.
+        made._driver = None
+        made._compared = True  # One rank may try a copy alone.
         return made
 
-    # -- internals ---------------------------------------------------------------------------------
-
-    def _take_labels(self, labels: npt.NDArray[np.integer]) -> None:
-        """Give the policy the label of each sample, and compare them with what it has learned."""
-        self._policy.bind_labels(labels)
-        numbers = labels.astype(np.int64)  # In one form on all ranks.
-        self._checks.labels_digest = zlib.crc32(numbers.data)
-        self._pruner_watch.given_labels = torch.from_numpy(numbers)
+    # -- the current epoch -------------------------------------------------------------------------
 
     @property
-    def _in_progress(self) -> Progress:
+    def _unfinished(self) -> Epoch | None:
+        """The epoch that has losses and has not ended; None if there is none."""
+        return self._epoch if self._epoch.unfinished else self._aside
+
+    @property
+    def _next_epoch(self) -> int:
+        """The epoch with which the training goes on; the number of epochs if all have ended."""
+        if self._unfinished is not None:
+            return self._unfinished.number
+        return self._next if self._epoch.ended else max(self._next, self._epoch.number)
+
+    @property
+    def _in_progress(self) -> Epoch:
         """The epoch with losses; without losses, the current one."""
-        return self._cycle.unfinished or self._cycle.current
+        return self._unfinished or self._epoch
 
     def _length(self, epoch: int) -> int:
         """Return how many samples all ranks together train in ``epoch``."""
         kept = self.num_kept(epoch)
-        for progress in (self._in_progress, self._cycle.current):
+        for known in (self._in_progress, self._epoch):
             # An epoch that ended before a state was saved has another plan than it was trained by.
-            if progress.plan.epoch == epoch and (progress.samples or kept is None):
-                return progress.plan.number
+            if known.number == epoch and (known.batches or kept is None):
+                return known.plan.number
         if kept is None:
             raise InputError(
                 f"expected an epoch whose length is known in advance, got epoch {epoch} of policy "
@@ -838,43 +836,73 @@ class Pruner(Untraced):
             )
         return kept
 
-    def _is_complete(self) -> bool:
-        """Return whether nothing is left to train of the epoch with losses."""
-        unfinished = self._cycle.unfinished
-        return unfinished is not None and self._last_batch.completes(unfinished)
-
     @uninterrupted()
-    def _show(self, epoch: int) -> None:
-        """Make ``epoch`` current: with the plan of a restored epoch if it is this one."""
-        self._total_steps = None
-        self._last_batch.begin_after(0)
-        if self._cycle.take_up(epoch):
-            self._follow(self._cycle.current.plan)
-            return
-        with self._report.bookkeeping():
-            plan = self._choose(epoch)
-        self._cycle.follow(plan, self._follow(plan))
+    def _show(self, number: int) -> None:
+        """Make an epoch current: the one that was set aside, or with a new plan."""
+        if self._aside is not None and self._aside.number == number:
+            self._epoch, self._aside = self._aside, None
+        else:
+            with self._report.bookkeeping():
+                self._epoch = Epoch(self._choose(number), 0)
+        self._follow(self._epoch)
 
     def _choose(self, epoch: int) -> EpochPlan:
-        num_kept = self.num_kept(epoch)
-        if num_kept is not None and num_kept >= self._num_samples:
+        number = self._counts.num_kept(epoch)
+        if number is not None and number >= self._num_samples:
             return EpochPlan.full(epoch, self._num_samples)
         try:
-            plan = self._policy.select(epoch, num_kept, stream(self._seed, epoch, "select"))
-            check_plan(plan, epoch, num_kept, self._num_samples)
+            plan = self._policy.select(epoch, number, stream(self._seed, epoch, "select"))
+            check_plan(plan, epoch, number, self._num_samples)
         except InputError as error:
             raise InputError(f"policy {self._policy.name!r} in epoch {epoch}: {error}") from error
-        return rescaled(plan, self._num_samples) if self._policy.plan_options.rescale else plan
+        return plan
 
-    def _follow(self, plan: EpochPlan, start: int = 0) -> int:
-        self._rescaling = None
-        if plan.weights is not None:
-            # A step may be backpropagated only when the next batch is recorded. Without a batch
-            # size, this is checked at the end of the epoch.
-            batches, size = self._shape.accumulation + 1, self._shape.batch_size or math.inf
-            self._rescaling = Rescaling(plan.weights, batches, size)
-        self.sampler.follow(plan, start)
-        return self.sampler.total_size
+    def _follow(self, epoch: Epoch) -> None:
+        """Let the sampler yield what is left of an epoch."""
+        self._total_steps = None
+        self._read_ahead = self._sampler_read and self.sampler.was_read_again
+        self._sampler_read = self._plan_read = self._read_again = False
+        self._warnings.begin_epoch()
+        self._rescaling = None if epoch.plan.weights is None else Rescaling(epoch.plan.weights)
+        self.sampler.follow(epoch.plan)
+        epoch.planned = self._planned(epoch)
+        self._start = min(epoch.done, epoch.planned)
+        self.sampler.follow(epoch.plan, self._start)
+        epoch.recording = False
+        self._look_at_samples()
+
+    def _planned(self, epoch: Epoch) -> int:
+        """Return the number of samples with which an epoch is complete."""
+        batch = self._shape.samples_per_batch
+        if batch is None or not self._shape.drop_last:
+            return self.sampler.total_size
+        return self._shape.batches_of(epoch.plan.number) * batch
+
+    def _look_at_samples(self) -> None:
+        """Check the indices of the current epoch from now on."""
+        strict = self._shape.batch_size is not None
+        once = strict and self._num_ranks == 1 and not self._numbering
+        done = self.sampler.before_start() if once else np.zeros(0, dtype=np.int64)
+        self._seen = SeenSamples(
+            self._epoch.plan, self._num_samples, strict=strict, once=once, before=done
+        )
+
+    def _note_read(self) -> None:
+        """Note that the loop asks the sampler for indices."""
+        epoch = self._epoch
+        if epoch.recording and not (self._sampler_read or self._plan_read):
+            raise InputError(
+                f"expected losses of the batches of epoch {epoch.number} only, got those of "
+                f"{epoch.done} samples before its first batch was loaded: make a new Pruner, "
+                f"record no validation or trial batches, and let no framework keep one iterator "
+                f"over several epochs (start it anew in each)"
+            )
+        self._read_again |= epoch.recording and epoch.complete
+        self._sampler_read = True
+        if not self.sampler.named:
+            self._warnings.note_read(epoch)
+
+    # -- recording and learning --------------------------------------------------------------------
 
     def _record(
         self,
@@ -883,144 +911,181 @@ class Pruner(Untraced):
         logits: torch.Tensor | None,
         labels: Any,
     ) -> None:
-        cycle = self._cycle
         losses = as_local("losses", losses)
         check_batch(index, losses)
-        cycle.pending.append(as_batch(index, losses))
+        epoch = self._epoch
+        if not epoch.recording:
+            self._begin(losses)
+        samples = len(losses) * self._num_ranks
+        if samples > self._batch or epoch.done >= epoch.planned or self._read_again:
+            self._check_room(samples)
+        numbers = index.numpy() if index.is_cpu else None
+        if numbers is not None:
+            self._seen.check(numbers)
+        self._recorder.add(index, losses)
+        before = epoch.done, epoch.batches
+        epoch.done += max(samples, self._batch)
+        epoch.batches += 1
+        epoch.recording = True
         if logits is not None or labels is not None:
             try:
-                self._pruner_watch.record(index, losses, logits, labels)
+                self._record_labels(index, logits, labels)
             except Exception:  # A batch that is refused must not count: it is recorded again.
-                cycle.pending.pop()
+                self._recorder.undo(index)
+                epoch.done, epoch.batches = before
                 raise
-        if len(cycle.pending) >= cycle.limit:
-            cycle.settle()
+            self._recorder.with_logits = True
+        if numbers is not None:
+            self._seen.note(numbers)
+        self._recorder.reduce_if_many(epoch.plan, self._seen)
 
-    def _count(self, batches: Sequence[Batch]) -> None:
-        """Count batches of the current epoch, and keep losses that the policy learns from."""
-        cycle = self._cycle
-        if cycle.phase is not Phase.RECORDING:
-            self._begin(*batches[0][:2])
-        largest = 0
-        for index, losses, _ in batches:
-            samples = len(losses) * self._checks.num_ranks
-            self._checks.check_room(samples)
-            cycle.add(samples)
-            largest = max(largest, len(losses))
-            if self._warnings.watching:
-                self._warnings.see(index)
-        self._last_batch.note(batches[-1][0])
-        if self._policy.needs_losses:
-            self._recorder.extend(cycle.current.plan, batches)
-        # As many batches may wait as the epoch takes for certain.
-        room = int(min(cycle.room() / self._checks.num_ranks, MOST_LOSSES_WAITING)) // largest
-        cycle.limit = max(1, min(room, MOST_WAITING))
+    def _check_room(self, samples: int) -> None:
+        """Raise InputError if the current epoch takes no further batch of so many samples."""
+        check_room(self._epoch, self._shape, self._num_ranks, samples)
+        if self._read_again:
+            raise too_many(self._epoch, self._num_ranks > self._shape.num_replicas)
 
-    def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:
-        """Begin to record the current epoch with its first batch."""
-        cycle = self._cycle
-        self._checks.compare_ranks(self._seed)
-        self._checks.check_first_batch(index, losses)
-        self._warnings.warn_of_missing_rates()
-        self._warnings.warn_of_another_epoch()
-        if cycle.unfinished not in (None, cycle.current):
-            # It comes from a loaded state, and the user went back before it.
-            assert cycle.unfinished is not None
-            self._end(cycle.unfinished)
-        cycle.begin(self._most(cycle.current.planned))
+    def _begin(self, losses: torch.Tensor) -> None:
+        """Check what can be checked with the first batch of an epoch."""
+        epoch = self._epoch
+        if epoch.ended or epoch.number < self._next_epoch:
+            raise self._backwards(epoch.number)
+        if self._read_ahead and not (self._sampler_read or self._plan_read):
+            raise InputError(
+                f"expected batches that were loaded in epoch {epoch.number}, got some of an "
+                f"iterator that began in the epoch before, whose samples it yields: begin the "
+                f"loader anew in each epoch, or use pruner.loader()"
+            )
+        check_first_batch(epoch, self._policy, self._shape, self._replicas, losses)
+        self._compare_ranks()
+        self._warnings.of_rates()
 
-    def _most(self, planned: int) -> float:
-        """Return how many samples may be recorded of an epoch, whose last batch may be padded.
+    def _record_labels(self, index: torch.Tensor, logits: torch.Tensor | None, labels: Any) -> None:
+        if logits is None or labels is None:
+            raise InputError(
+                "expected logits and labels together, got only one of them: give record both, to "
+                "watch the labels, or neither"
+            )
+        logits = as_local("logits", logits)
+        watch = self._watch
+        if watch is None:
+            if logits.ndim != 2 or logits.shape[1] < 2:
+                raise InputError(
+                    f"expected logits of shape (B, C) for at least two classes, got "
+                    f"{tuple(logits.shape)}: give record one row of logits per sample, or no "
+                    f"logits and labels if this is not a classifier"
+                )
+            watch = self._new_watch(logits.shape[1])
+        watch.record_for_pruner(index, logits, labels)
+        if self._given_labels is not None:
+            check_recorded_labels(self._given_labels, index, as_numbers("labels", labels))
+            self._given_labels = None
+        self._watch = watch
 
-        Without a batch size, it is not known how the samples are grouped and which are repeated.
-        What is noticed then is only a loop that begins a complete epoch anew.
-        """
-        padding = self._checks.num_ranks - 1  # Repeated after the number of ranks has changed.
-        batch = self._shape.samples_per_batch
-        if batch is None:
-            alone = self._cycle.current.restored and self._replicas.size == 1
-            return planned + padding if alone else math.inf
-        return -(-planned // batch) * batch + padding
+    def _new_watch(self, num_classes: int) -> LabelWatch:
+        group = self._replicas.group_for_logits()
+        watch = LabelWatch(self._num_samples, num_classes, process_group=group)
+        watch.of_pruner = True
+        return watch
 
-    def _commit(self) -> None:
-        """End the epoch with losses; without losses, the current one."""
+    def _backwards(self, epoch: int) -> InputError:
+        return InputError(
+            f"expected no more losses of epoch {epoch}, which has ended, got some: loop over "
+            f"pruner.epochs(), which continues with epoch {self._next_epoch}, and record only "
+            f"training batches"
+        )
+
+    def _compare_ranks(self) -> None:
+        if self._compared:
+            return
+        compare_ranks(
+            self._replicas,
+            self._epoch,
+            self._policy,
+            self._shape,
+            num_samples=self._num_samples,
+            seed=self._seed,
+            numbering=self._numbering,
+            labels=self._labels_digest,
+        )
+        self._compared = True
+
+    def _commit(self, epoch: Epoch) -> None:
+        """End an epoch: the current one, or the one that was set aside."""
         if self._rescaling is not None:
             self._rescaling.check_used()
-        self._checks.compare_ranks(self._seed)
-        progress = self._in_progress
+        self._compare_ranks()
+        used = self._sampler_read or self._plan_read
         with self._report.bookkeeping():
-            self._recorder.flush(progress.plan)
-        self._end(progress)
-
-    def _end(self, progress: Progress) -> None:
-        """End an epoch, which must have been flushed."""
-        cycle = self._cycle
-        number = trained = progress.plan.number
-        if progress.batches and not self._last_batch.completes(progress):
-            trained = round(number * progress.samples / progress.planned)
-        without_logits = self._pruner_watch.is_loaded and cycle.phase is Phase.RECORDING
+            self._recorder.reduce(epoch.plan, self._seen)
         with uninterrupted():
-            if progress.batches or cycle.sampler_read or cycle.plan_read:
-                self._report.add_epoch(trained, progress.batches)
             with self._report.bookkeeping():
-                self._learn(progress.plan)
-                planned = None
-                if self._shape.batch_size is not None and not progress.restored:
-                    planned = self._shape.batches_of(number)
-                messages = self._warnings.end_epoch(
-                    progress, planned, self._recorder, self._report.totals
-                )
+                self._learn(epoch.number)
                 self.nonfinite = self._recorder.nonfinite
                 self._recorder.clear()
-                cycle.end(progress)
-        if self.nonfinite:
-            messages.append(
-                f"{self.nonfinite} losses of epoch {progress.plan.epoch} were NaN or infinite, "
-                f"and {self._policy.of_nonfinite}"
-            )
-        for message in messages:
-            warn_user(message)
-        if without_logits:
-            self._warnings.warn_of_missing_logits(progress.plan.epoch)
+            if epoch.batches or used:
+                self._report.add_epoch(epoch.trained, epoch.batches)
+            epoch.ended, epoch.recording = True, False
+            self._aside, self._driver = None, None
+            self._next = epoch.number + 1
+        counted = self._shape.batch_size is not None
+        self._warnings.of_epoch(
+            epoch,
+            self._seen,
+            self.nonfinite,
+            read=self._sampler_read,
+            all_read=counted and self._sampler_read and self.sampler.all_yielded,
+            used=used,
+            expected=(epoch.planned - self._start) // self._num_ranks if counted else 0,
+        )
         if self._replicas.rank == 0:
-            self._report.write(progress.plan.epoch, trained)
+            self._report.write(epoch.number, epoch.trained)
 
-    def _learn(self, plan: EpochPlan) -> None:
-        watch = self.watch
-        self._checks.check_logits(watch is not None)
+    def _learn(self, epoch: int) -> None:
+        watch, ranking = self._watch, None
         if watch is not None and self._policy.needs_ranking:
             watch.merge()
             ranking = watch.ranking_so_far()
-            if ranking is not None:
-                self._policy.observe_ranking(plan.epoch, ranking)
-        self._policy.end_epoch(plan.epoch)
+        losses, marks = self._recorder.per_sample()
+        self._policy.learn(epoch, losses, marks, ranking)
 
-    def _restore(self, plan: EpochPlan, phase: Phase, **recorded: Any) -> None:
-        """Continue with an epoch of a loaded state, of which so much was recorded."""
-        self._total_steps = None
-        self._warnings.forget()
-        self._cycle.restore(Progress(plan, self._follow(plan), restored=True, **recorded), phase)
+    # -- a loaded state ----------------------------------------------------------------------------
+
+    def _restore(self, number: int, unfinished: Epoch | None) -> None:
+        """Continue with an epoch of a loaded state."""
+        if number >= self._policy.epochs:
+            # The policy has learned from the last epoch since, so that it cannot be planned again.
+            self._epoch = Epoch(EpochPlan.full(number - 1, self._num_samples), 0, ended=True)
+            self._epoch.restored = True
+        elif unfinished is None:
+            self._epoch = Epoch(self._choose(number), 0, restored=True)
+        else:
+            self._epoch = unfinished
+        complete = unfinished is not None and unfinished.complete
+        self._follow(self._epoch)
+        if complete:
+            self._epoch.done = max(self._epoch.done, self._epoch.planned)
+            self._follow(self._epoch)
 
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in batches and steps of the current size."""
-        shape, cycle = self._shape, self._cycle
+        shape = self._shape
         if before == shape or None in (before.batch_size, shape.batch_size):
             return
-        steps = self._counts.steps_before(cycle.next_epoch)
-        totals = self._report.totals
+        steps = self._counts.steps_before(self._next_epoch)
+        totals, epoch = self._report.totals, self._unfinished
         if steps is not None:
             totals.steps, totals.extra = steps, 0
-        progress = cycle.unfinished
-        if progress is not None:
-            plan = progress.plan
-            whole = shape.batches_of(plan.number)
-            progress.batches = whole - shape.batches_of(progress.left)
+        if epoch is not None:
+            number = epoch.plan.number
+            left = max(epoch.planned - epoch.done, 0)
+            epoch.batches = shape.batches_of(number) - shape.batches_of(left)
             if steps is not None:
                 # It keeps its plan, which was rounded to steps of the size before.
-                planned = self.num_kept(plan.epoch)
+                planned = self.num_kept(epoch.number)
                 if planned is None:
-                    planned = self._choose(plan.epoch).number
-                totals.extra += shape.steps_of(plan.number) - shape.steps_of(planned)
+                    planned = self._choose(epoch.number).number
+                totals.extra += shape.steps_of(number) - shape.steps_of(planned)
         if before.multiple != shape.multiple and self.steps_done:
             warn_user(
                 f"a step has {shape.multiple} samples (batch x ranks x accumulation) now, and had "
@@ -1037,29 +1102,7 @@ class Pruner(Untraced):
             "num_samples": self._num_samples,
             "seed": self._seed,
             "settings": self._policy.settings(),
-            "options": self._policy.plan_options.settings(),
         }
-
-
-def _checked_labels(labels: Any, num_samples: int) -> npt.NDArray[np.integer]:
-    """Return the class of each sample as integers, shape (N,).
-
-    Raises:
-        InputError: The labels are no integers, or of another number.
-    """
-    given = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
-    # Numpy refuses lists of different lengths.
-    with explaining("expected labels as integers of shape (N,)", ValueError):
-        values: npt.NDArray[Any] = np.asarray(given)
-    if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise InputError(
-            f"expected labels as integers of shape (N,), got {values.dtype} of shape {values.shape}"
-        )
-    if len(values) != num_samples:
-        raise InputError(
-            f"expected one label for each of {num_samples} samples, got {len(values)} labels"
-        )
-    return values
 
 
 def _global_batch_size(

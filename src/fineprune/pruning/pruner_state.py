@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fineprune.errors import InputError
-from fineprune.pruning.epoch_cycle import Progress
+from fineprune.pruning.epoch import Epoch
 from fineprune.pruning.plan import EpochPlan, check_plan
 
 # Longer values, such as lists of rates, are shortened in error messages.
@@ -24,33 +24,30 @@ OF_ANOTHER_VERSION = (
     "load it with the version of fineprune that saved it (and of your policy), or train anew"
 )
 
-_COUNTS = ("batches", "samples")
 
-
-def pack_progress(progress: Progress, num_samples: int, trained: bool) -> dict[str, Any]:
-    """Return the plan of an epoch in progress, with its kept samples as bits, and its counts.
-
-    ``trained`` says whether all of its batches were recorded. With another number of ranks or
-    another batch size, the counts would not tell.
-    """
+def pack_epoch(epoch: Epoch, num_samples: int) -> dict[str, Any]:
+    """Return an unfinished epoch: its kept samples as bits, and how far it got."""
     kept = np.zeros(num_samples, dtype=np.bool_)
-    kept[progress.plan.kept.numpy()] = True
+    kept[epoch.plan.kept.numpy()] = True
     return {
         "kept": torch.from_numpy(np.packbits(kept)),
-        "weights": progress.plan.weights,
-        "trained": trained,
-        **{name: getattr(progress, name) for name in _COUNTS},
+        "weights": epoch.plan.weights,
+        "batches": epoch.batches,
+        "done": epoch.done,
+        "complete": epoch.complete,
     }
 
 
-def unpack_progress(
-    packed: dict[str, Any], epoch: int, num_samples: int
-) -> tuple[EpochPlan, dict[str, Any]]:
-    """Return the plan and the other attributes of the progress that ``pack_progress`` packed."""
+def unpack_epoch(packed: dict[str, Any], number: int, num_samples: int) -> Epoch:
+    """Return the epoch that ``pack_epoch`` packed. ``planned`` is 0 if it is complete.
+
+    With another number of ranks or another batch size, ``done`` would not tell this.
+    """
     mask = np.unpackbits(packed["kept"].numpy(), count=num_samples)
-    plan = EpochPlan(epoch, torch.from_numpy(np.flatnonzero(mask)), packed["weights"])
-    check_plan(plan, epoch, None, num_samples)
-    return plan, {name: packed[name] for name in (*_COUNTS, "trained")}
+    plan = EpochPlan(number, torch.from_numpy(np.flatnonzero(mask)), packed["weights"])
+    check_plan(plan, number, None, num_samples)
+    planned = 0 if packed["complete"] else packed["done"] + 1
+    return Epoch(plan, planned, packed["batches"], packed["done"], restored=True)
 
 
 def plain(value: Any, name: str) -> Any:

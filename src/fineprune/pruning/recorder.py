@@ -1,131 +1,214 @@
-"""Recorder: what happens to the losses that ``record`` of a pruner is given.
+"""Recorder: keeps what ``record`` is given, and reduces it to one value per sample.
 
-Inside an epoch, a buffer keeps them. At the end of the epoch (and whenever a state needs them), the
-buffer is flushed: the mean of each batch is taken over all ranks, and the policy observes the
-losses together with these means.
+Inside an epoch, the losses of each batch are copied at once and stay on their device. When they are
+needed (at the end of the epoch, and for a state), the mean of each batch is taken over all ranks,
+and the losses become one value per sample. One more reduction gives every rank those of all.
 """
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
 from fineprune.pruning.dropping_count import batch_means, batch_sums
-from fineprune.pruning.loop_checks import check_range
-from fineprune.pruning.loss_buffer import Batch, Drained, LossBuffer, are_flat
 from fineprune.pruning.plan import EpochPlan, fingerprint
-from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.replicas import Replicas
+from fineprune.pruning.seen_samples import SeenSamples
 
-# A single process flushes the buffer when it holds about so many losses (48 MB), however many
-# samples an epoch has. The host waits for the device in each flush.
-_FLUSH_AT = 1 << 22
+# A single process reduces the losses when about so many wait (48 MB), however many samples an epoch
+# has. The host waits for the device each time.
+_REDUCE_AT = 1 << 22
+
+Losses = npt.NDArray[np.float32]
+Marks = npt.NDArray[np.bool_]
 
 
 class Recorder:
-    """Buffers the losses of the epoch in progress and hands them to the policy.
+    """Keeps the losses of the epoch in progress.
 
     Args:
-        policy: Observes the losses, if it needs them.
-        replicas: The ranks over which batch means are taken and observations are merged.
+        policy: Says what is needed of the losses, and which of them exceed a mean.
+        replicas: The ranks that share an epoch.
         num_samples: Number of samples N in the data set.
 
     Attributes:
-        nonfinite: Number of losses that all ranks recorded in the epoch in progress and that were
-            NaN or infinite, as of the last flush.
-        flat: Whether all samples of each batch had the same loss, as of the last flush.
-        uneven: The smallest and the largest number of batches that a rank recorded since the last
-            flush, if these differed; else None.
+        nonfinite: Number of NaN or infinite losses of all ranks, as of the last reduction.
+        with_logits: Whether logits were recorded in this epoch.
     """
 
     def __init__(self, policy: Policy, replicas: Replicas, num_samples: int) -> None:
         self._policy = policy
         self._replicas = replicas
         self._num_samples = num_samples
-        self._policy_merges = type(policy).merge is not Policy.merge
+        self._needed = policy.learns_from_losses
         self.clear()
 
     def clear(self) -> None:
         """Forget everything that was recorded."""
         self.nonfinite = 0
-        self.flat = False
-        self.uneven: tuple[int, int] | None = None
-        self._buffer = LossBuffer()
+        self._batches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._number = self._waiting = 0  # The batches and the losses that were not reduced.
+        self.with_logits = False
+        # One value per sample that was reduced already.
+        self._losses: Losses | None = None
+        self._marks: Marks | None = None
 
     @property
-    def flushed(self) -> bool:
-        """Whether the policy has observed everything that was recorded."""
-        return not len(self._buffer)
+    def reduced(self) -> bool:
+        """Whether nothing waits to be reduced."""
+        return not self._number
 
-    def extend(self, plan: EpochPlan, batches: Sequence[Batch]) -> None:
-        """Add batches to the epoch of ``plan``."""
-        self._buffer.extend(batches)
-        if len(self._buffer) >= _FLUSH_AT and self._replicas.size == 1:
-            self.flush(plan)
+    def add(self, index: torch.Tensor, losses: torch.Tensor) -> None:
+        """Copy a batch: integers and floating-point losses, shape (B,) each."""
+        self._number += 1
+        if self._needed or not index.is_cpu:
+            kept = losses.detach().to(torch.float32, copy=True)
+            self._batches.append((index.to(torch.int64, copy=True), kept))
+            self._waiting += len(index)
+
+    def undo(self, index: torch.Tensor) -> None:
+        """Forget the batch that was added last, which has these indices."""
+        self._number -= 1
+        if self._needed or not index.is_cpu:
+            self._batches.pop()
+            self._waiting -= len(index)
+
+    def reduce_if_many(self, plan: EpochPlan, seen: SeenSamples) -> None:
+        """Reduce what waits if it is much, so that an epoch of any length takes little memory."""
+        if self._waiting >= _REDUCE_AT and self._replicas.size == 1:
+            self.reduce(plan, seen)
 
     @uninterrupted()
-    def flush(self, plan: EpochPlan) -> None:
-        """Let the policy observe the losses with the means of their batches.
+    def reduce(self, plan: EpochPlan, seen: SeenSamples) -> None:
+        """Turn the losses that wait into one value per sample; with several ranks, those of all.
 
-        With several ranks, this is a collective operation, unless the policy needs no losses.
+        With several ranks, this is a collective operation.
 
         Args:
-            plan: The plan of the epoch in progress, or of the current epoch if this rank has
-                recorded nothing.
+            plan: The plan of the epoch in progress.
+            seen: Checks the indices that could not be checked before without waiting.
+
+        Raises:
+            InputError: An index is wrong, or the ranks record different things.
         """
-        if not self._policy.needs_losses:
-            return
-        drained = self._buffer.drain()
-        if drained.indices.size:
-            check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
-        own = len(drained.sizes)
-        batches = self._most_batches(plan, own)
+        self._check_ranks(plan)
+        batches, self._batches = self._batches, []
+        self._number = self._waiting = 0
         if not batches:
             return
-        self.flat = are_flat(drained)
-        sums = np.zeros((batches, 3))
-        sums[:own] = batch_sums(drained.losses, drained.sizes)
-        sums = self._replicas.sum(sums)
+        index, losses, sizes = _on_host(batches)
+        if any(not one.is_cpu for one, _ in batches):
+            seen.check(index)
+            seen.note(index)
+        if not self._needed:
+            return
+        sums = self._replicas.sum(batch_sums(losses, sizes))
         self.nonfinite += int(sums[:, 2].sum())
-        means = batch_means(sums)
-        if self._replicas.size == 1 or self._policy_merges:
-            own_means = np.repeat(means[:own], drained.sizes)
-            records = LossRecords(drained.indices, drained.losses, own_means)
-        else:
-            records = self._gathered(drained, means)
-        self._policy.observe(plan.epoch, records)
-        self._policy.merge(self._replicas)
+        means = np.repeat(batch_means(sums), sizes)
+        self._add_up(index, losses, means)
+        self._merge()
 
-    def _most_batches(self, plan: EpochPlan, batches: int) -> int:
-        """Return the largest number of batches of a rank, and check that the plans are equal."""
+    def per_sample(self) -> tuple[Losses | None, Marks | None]:
+        """Return the losses and the marks of the epoch, as ``Policy.learn`` receives them."""
+        losses, marks, number = self._losses, self._marks, self._num_samples
+        if self._policy.needs_losses and losses is None:
+            losses = np.full(number, np.nan, dtype=np.float32)
+        if self._policy.needs_marks and marks is None:
+            marks = np.zeros(number, dtype=np.bool_)
+        return losses, marks
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was reduced of the epoch in progress."""
+        losses, marks = self._losses, self._marks
+        return {
+            "nonfinite": self.nonfinite,
+            "losses": None if losses is None else torch.from_numpy(losses.copy()),
+            "marks": None if marks is None else torch.from_numpy(np.packbits(marks)),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from the result of ``state_dict``."""
+        self.clear()
+        self.nonfinite = state["nonfinite"]
+        losses, marks = state["losses"], state["marks"]
+        self._losses = None if losses is None else losses.numpy().copy()
+        if marks is not None:
+            bits = np.unpackbits(marks.numpy(), count=self._num_samples)
+            self._marks = bits.view(np.bool_)
+
+    def _check_ranks(self, plan: EpochPlan) -> None:
+        """Raise the same InputError on all ranks unless they record alike."""
         if self._replicas.size == 1:
-            return batches
-        epoch = plan.epoch
-        numbers = np.array([epoch, fingerprint(plan), batches])
-        least, largest = self._replicas.least_and_most(numbers)
-        (first, one_plan, fewest), (last, other_plan, most) = least.tolist(), largest.tolist()
-        if fewest != most:
-            self.uneven = fewest, most
-        if first != last:
+            return
+        own = [plan.epoch, fingerprint(plan), self._number, self.with_logits]
+        limits = self._replicas.least_and_most(np.array(own, dtype=np.int64))
+        least, most = (values.tolist() for values in limits)
+        if least[0] != most[0]:
             raise InputError(
-                f"expected all ranks in the same epoch, got some in epoch {first} and some in "
-                f"epoch {last}: loop over pruner.epochs() on every rank"
+                f"expected all ranks in the same epoch, got some in epoch {least[0]} and some in "
+                f"epoch {most[0]}: loop over pruner.epochs() on every rank"
             )
-        if one_plan != other_plan:
+        if least[1] != most[1]:
             raise InputError(
-                f"expected the same plan on every rank, got different ones in epoch {epoch}: let "
-                f"select() draw only from its argument rng, and let merge() exchange all that "
-                f"observe() learns"
+                f"expected the same plan on every rank, got different ones in epoch {plan.epoch}: "
+                f"let select() draw only from its argument rng"
             )
-        return int(most)
+        if least[2] != most[2]:
+            raise InputError(
+                f"expected equally many batches on every rank, got {least[2]} to {most[2]} in "
+                f"epoch {plan.epoch}: record every batch of the loader on every rank, also one "
+                f"without a step"
+            )
+        if least[3] != most[3]:
+            raise InputError(
+                f"expected logits from all ranks or from none, got them from some in epoch "
+                f"{plan.epoch}: call pruner.record(index, losses, logits, labels) on every rank"
+            )
 
-    def _gathered(self, own: Drained, means: npt.NDArray[np.float64]) -> LossRecords:
-        """Return the losses of all ranks, batch after batch, each in the order of the ranks."""
-        sizes = self._replicas.gather(own.sizes)
-        indices = np.concatenate(self._replicas.gather(own.indices))
-        losses = np.concatenate(self._replicas.gather(own.losses))
-        batch = np.concatenate([np.repeat(np.arange(len(of_rank)), of_rank) for of_rank in sizes])
-        order = np.argsort(batch, kind="stable")
-        return LossRecords(indices[order], losses[order], means[batch[order]])
+    def _add_up(
+        self, index: npt.NDArray[np.int64], losses: Losses, means: npt.NDArray[Any]
+    ) -> None:
+        if self._policy.needs_losses:
+            if self._losses is None:
+                self._losses = np.full(self._num_samples, np.nan, dtype=np.float32)
+            self._losses[index] = np.where(np.isfinite(losses), losses, np.float32(np.inf))
+        if self._policy.needs_marks:
+            if self._marks is None:
+                self._marks = np.zeros(self._num_samples, dtype=np.bool_)
+            self._marks[index[self._policy.exceeds(losses, means)]] = True
+
+    def _merge(self) -> None:
+        """Give every rank the values of all: the largest loss of each sample, and any mark."""
+        if self._replicas.size == 1:
+            return
+        losses, marks = self.per_sample()
+        parts = []
+        if losses is not None:
+            parts.append(np.where(np.isnan(losses), np.float32(-np.inf), losses))
+        if marks is not None:
+            parts.append(marks.astype(np.float32))
+        merged = list(self._replicas.maximum(np.stack(parts)))
+        if marks is not None:
+            self._marks = merged.pop() > 0
+        if losses is not None:
+            (found,) = merged
+            self._losses = np.where(np.isneginf(found), np.float32(np.nan), found)
+
+
+def _on_host(
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[npt.NDArray[np.int64], Losses, npt.NDArray[np.int64]]:
+    """Return the indices and losses of batches, one after the other, and the size of each batch.
+
+    This waits for the device.
+    """
+    sizes = np.array([len(losses) for _, losses in batches], dtype=np.int64)
+    index, losses = (
+        torch.cat([part.to(parts[0].device) for part in parts]).cpu().numpy()
+        for parts in zip(*batches, strict=True)
+    )
+    return index, losses, sizes

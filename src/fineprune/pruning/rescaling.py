@@ -12,24 +12,15 @@ class Rescaling:
 
     Args:
         weights: The weight of each sample, float32, shape (N,).
-        batches: After how many batches one of the means must have been backpropagated.
-        batch_size: Number of samples per batch; infinite if it is not known. A loop may record a
-            batch in several parts.
     """
 
-    def __init__(self, weights: torch.Tensor, batches: int, batch_size: float) -> None:
+    def __init__(self, weights: torch.Tensor) -> None:
         self._weights = weights
-        self._batches = batches
-        self._batch_size = batch_size
-        self._returned = self._samples = 0
-        self._used = False
+        self._returned = self._used = False
 
     def mean(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         """Return the mean of the ``weighted`` losses, shape (); both arguments have shape (B,)."""
-        if self._samples >= self._batches * self._batch_size and self._returned >= self._batches:
-            self.check_used()
-        self._returned += 1
-        self._samples += len(losses)
+        self._returned = True
         return self.weighted(index, losses).mean()
 
     def weighted(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:

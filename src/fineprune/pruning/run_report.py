@@ -145,9 +145,10 @@ class RunReport:
             except InputError:  # A page says it.
                 names = None
             suspects, facts = watch.so_far(_SUSPECTS, names)
-        if not suspects and policy.suspicion() is not None:
-            indices, values = policy.suspects()
-            suspects = indices[values > 0][:_SUSPECTS].tolist()  # A count of 0 suspects nothing.
+        values = None if suspects else policy.suspicion()
+        if values is not None:
+            order = values.nan_to_num(0.0).argsort(descending=True, stable=True)[:_SUSPECTS]
+            suspects = order[values[order] > 0].tolist()  # A count of 0 suspects nothing.
         return suspects, facts
 
 

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DistributedSampler
 
-from fineprune.pruning.epoch_cycle import EpochCycle
-from fineprune.pruning.loop_checks import check_length
+from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
 
 # Number of indices that are converted to Python integers at a time, so that no long list is needed.
@@ -31,8 +30,11 @@ class PruningSampler(DistributedSampler[Any]):
         seed: The seed of the order, together with the epoch, as in ``DistributedSampler``.
         drop_last: Whether the last samples are dropped if they do not divide among the ranks, as in
             ``DistributedSampler``. Otherwise, some samples are repeated.
-        cycle: The state of the current epoch, in which the sampler notes that it was read.
         choose_epoch: Function that ``set_epoch`` calls with its argument.
+        note_read: Function that is called when the order of the current epoch is asked for.
+
+    Attributes:
+        named: Whether an epoch was set, so that the state of a loader names none.
     """
 
     def __init__(
@@ -43,13 +45,14 @@ class PruningSampler(DistributedSampler[Any]):
         rank: int,
         seed: int,
         drop_last: bool,
-        cycle: EpochCycle,
         choose_epoch: Callable[[int], None],
+        note_read: Callable[[], None],
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=drop_last)
         self._num_samples = len(dataset)
-        self._cycle = cycle
         self._choose_epoch = choose_epoch
+        self._note_read = note_read
+        self.named = False
         # ``Pruner`` calls ``follow``, which sets these, before anything else is called.
         self._plan: EpochPlan
         self._start: int
@@ -58,10 +61,9 @@ class PruningSampler(DistributedSampler[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the ``Pruner``. This may be called any number of times, in any order."""
-        self._cycle.named = True
         self._choose_epoch(epoch)
 
-    def follow(self, plan: EpochPlan, start: int) -> None:
+    def follow(self, plan: EpochPlan, start: int = 0) -> None:
         """Yield the samples of ``plan`` from now on. Only ``Pruner`` calls this method.
 
         Args:
@@ -74,6 +76,7 @@ class PruningSampler(DistributedSampler[Any]):
         self.total_size = self.num_samples * self.num_replicas
         self._start = start
         self._chunk, self._chunk_end = iter(()), 0
+        self._passes = 0
 
     def order(self) -> torch.Tensor:
         """Return the indices that this rank trains in the epoch: int64, on the CPU.
@@ -84,15 +87,17 @@ class PruningSampler(DistributedSampler[Any]):
         Raises:
             InputError: The number of samples in the data set has changed.
         """
-        self._cycle.read_sampler()
+        self._note_read()
         return self._order()
 
-    def leading(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the first indices of ``order``, at most ``number`` of them."""
-        return self._order()[:number].numpy()
+    def before_start(self) -> npt.NDArray[np.int64]:
+        """Return the samples of all ranks that precede the first one after a resume."""
+        if not self._start:
+            return np.zeros(0, dtype=np.int64)
+        return _fitted(self._shuffled(), self.total_size)[: self._start].numpy()
 
     def _order(self) -> torch.Tensor:
-        check_length(self.dataset, self._num_samples)
+        _check_length(self.dataset, self._num_samples)
         order = _fitted(self._shuffled(), self.total_size)[self._start :]
         # After the number of ranks has changed, the rest may not divide: repeat a few samples.
         rest = -(-len(order) // self.num_replicas) * self.num_replicas
@@ -117,9 +122,14 @@ class PruningSampler(DistributedSampler[Any]):
         return self.num_samples
 
     @property
-    def start(self) -> int:
-        """How many samples of all ranks precede its first one in the order of the epoch."""
-        return self._start
+    def was_read_again(self) -> bool:
+        """Whether an iterator went on with this epoch after it had yielded all of it."""
+        return self._passes > 1
+
+    @property
+    def all_yielded(self) -> bool:
+        """Whether this rank has yielded its whole epoch."""
+        return self.state_dict()["yielded"] == self.num_samples
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and how many indices this rank has yielded (``StatefulDataLoader``)."""
@@ -129,13 +139,14 @@ class PruningSampler(DistributedSampler[Any]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a state, if it belongs to the current epoch or no epoch was set."""
-        if not self._cycle.named:
+        if not self.named:
             self.set_epoch(state["epoch"])
         if state["epoch"] == self.epoch:
             self.follow(self._plan, state["yielded"] * self.num_replicas)
 
     def _chunks(self) -> Iterator[Iterator[int]]:
         order = self.order()
+        self._passes += 1
         for begin in range(0, len(order), _CHUNK):
             indices = order[begin : begin + _CHUNK].tolist()
             self._chunk, self._chunk_end = iter(indices), begin + len(indices)
@@ -145,6 +156,15 @@ class PruningSampler(DistributedSampler[Any]):
 def samples_per_rank(number: int, num_replicas: int, drop_last: bool) -> int:
     """Return how many of ``number`` samples each rank gets, as in ``DistributedSampler``."""
     return number // num_replicas if drop_last else -(-number // num_replicas)
+
+
+def _check_length(dataset: Any, num_samples: int) -> None:
+    """Raise InputError if the number of samples in a data set has changed."""
+    if len(dataset) != num_samples:
+        raise InputError(
+            f"expected a data set of {num_samples} samples, as when the Pruner was made, got "
+            f"{len(dataset)} samples: make a new Pruner if the data set has changed"
+        )
 
 
 def _fitted(order: torch.Tensor, length: int) -> torch.Tensor:

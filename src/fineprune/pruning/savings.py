@@ -1,6 +1,7 @@
 """Formulas 2-7 of the paper: how much a schedule will save, known before the training."""
 
 import copy
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,19 +78,19 @@ def planned_numbers(counts: StepCounts) -> list[int]:
     training in which nothing is learned from the losses.
 
     Args:
-        counts: Those of the policy, which is bound and must not be used afterwards.
+        counts: Those of the policy, which must not be used afterwards.
     """
     policy = counts.policy
-    planned = policy.planned_numbers()
-    if planned is not None:
-        return planned
+    nothing = np.zeros(counts.num_samples, dtype=np.float32)
     numbers = []
-    for epoch in range(policy.epochs):
-        number = counts.num_kept(epoch)
-        if number is None:
-            number = len(policy.select(epoch, None, np.random.default_rng(0)).kept)
-            policy.end_epoch(epoch)
-        numbers.append(number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Such as one that no logits were recorded.
+        for epoch in range(policy.epochs):
+            number = counts.num_kept(epoch)
+            if number is None:
+                number = policy.select(epoch, None, np.random.default_rng(0)).number
+                policy.learn(epoch, nothing, nothing > 0, None)
+            numbers.append(number)
     return numbers
 
 
@@ -125,9 +126,8 @@ def predict_savings(
         raise InputError(f"expected overhead in seconds of at least 0, got {overhead}")
     check_whole_number("num_samples", num_samples, 1)
     shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
-    # The caller's policy must not be bound to N.
+    # The caller's policy must not learn.
     counts = StepCounts(copy.deepcopy(policy), num_samples, shape)
-    counts.bind()
     counts.check_rounding()
     steps = counts.total_steps()
     steps_full = policy.epochs * shape.steps_of(num_samples)

@@ -3,9 +3,8 @@
 import itertools
 from collections.abc import Sized
 
-from fineprune.errors import InputError
-from fineprune.pruning.learning_rates import Rates, are_steps, rates_of_epochs
-from fineprune.pruning.plan_options import check_share
+from fineprune.errors import InputError, check_share
+from fineprune.pruning.rates import Rates, are_steps, rates_of_epochs
 
 
 def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> list[float]:

@@ -1,4 +1,4 @@
-"""Distributes a budget of optimizer steps over epochs, by their learning rates.
+"""StepBudget: optimizer steps that are distributed over epochs, by their learning rates.
 
 If rates fall in steps, the epochs are shortened in proportion to their rates, so that nearly all is
 taken from the smallest ones.
@@ -17,7 +17,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.pruning.learning_rates import relative_rates
+from fineprune.errors import InputError
+from fineprune.pruning.policies.policy import Training
+from fineprune.pruning.rates import (
+    Rates,
+    are_steps,
+    rates_of_epochs,
+    rates_of_steps,
+    relative_rates,
+)
 
 # The smallest share of a full epoch that an epoch is given, as long as the budget allows it.
 _SMALLEST_SHARE = 0.05
@@ -28,6 +36,105 @@ _SAME = 1e-6
 # The lengths of the epochs follow from their rates, and these from the lengths. This converges in a
 # few rounds, if at all; the lengths of neighbouring epochs may then differ by a step or so.
 _ROUNDS = 20
+
+
+class StepBudget:
+    """The share ``1 - save`` of the steps of a training, and how many of them each epoch is given.
+
+    Args:
+        epochs: Number of training epochs.
+        save: The share of the optimizer steps to save, in [0, 1).
+
+    Attributes:
+        total: Number of optimizer steps of the whole training, once it has begun.
+        has_rates: Whether the learning rates are known. Otherwise, they are taken to be constant.
+        rates: The learning rate of each epoch, relative to the largest one.
+        lengths: How long each epoch was, as a share of a full one, so that the size of a step may
+            change; None for one that was not trained.
+    """
+
+    def __init__(self, epochs: int, save: float) -> None:
+        self.total = 0
+        self.has_rates = False
+        self.lengths: list[float | None] = [None] * epochs
+        self._epochs = epochs
+        self._save = save
+        self._step_size = self._full = self._num_samples = 0
+        self._by_steps = False
+        self.rates = self._weights = (1.0,) * epochs
+
+    def begin(self, training: Training) -> None:
+        """Compute the number of steps.
+
+        Raises:
+            InputError: An epoch has no step, or one step per epoch is already more than the budget.
+        """
+        self._num_samples = training.num_samples
+        self._step_size, self._full = training.samples_per_step, training.steps_per_epoch
+        self.lengths = [None] * self._epochs
+        full = self._epochs * self._full
+        self.total = round((1 - self._save) * full)
+        if self.total < self._epochs or not full:
+            raise InputError(
+                f"expected at least one step of {self._step_size} samples (batch x ranks x "
+                f"accumulation) in each of {self._epochs} epochs, got {self.total} steps with "
+                f"save={self._save} of {self._num_samples} samples: save less, or set a smaller "
+                f"batch_size"
+            )
+
+    def set_rates(self, rates: Rates, by: str) -> None:
+        """Receive the learning rates, as ``Pruner.set_rates`` does."""
+        self._by_steps = by == "steps"
+        if self._by_steps:
+            each = rates_of_steps(rates, self.total)
+            each = rates_along_steps(each, self._epochs, self._full)
+        else:
+            each = rates_of_epochs(rates, self._epochs)
+        self.rates = relative_rates(each)
+        given = self._by_steps or are_steps(self.rates)
+        self._weights = self.rates if given else smooth_weights(self.rates)
+        self.has_rates = True
+
+    def settings(self) -> Sequence[float] | str:
+        """Return what a state must agree on: the relative rates of the epochs.
+
+        Those of steps depend on the number of steps, and so on the number of ranks and the batch
+        size, which may change when a training is resumed.
+        """
+        return "of steps" if self._by_steps else self.rates
+
+    def charge(self, epoch: int, steps: int) -> None:
+        """Note how many steps an epoch was given."""
+        self.lengths[epoch] = steps / self._full
+
+    def used_before(self, epoch: int) -> int:
+        """Return the number of steps that the epochs before this one used.
+
+        Epochs that were left out count as if they had been trained as planned.
+        """
+        used = 0
+        for before, length in enumerate(self.lengths[:epoch]):
+            if length is None:
+                used += self._given(before, used, self._num_samples)
+            else:
+                used += round(length * self._full)
+        return used
+
+    def steps(self, epoch: int, available: int) -> int:
+        """Return the number of steps of an epoch, which has so many samples to train.
+
+        It is the length that uses the budget up if all epochs after it have as many.
+        """
+        return self._given(epoch, self.used_before(epoch), available)
+
+    def samples(self, steps: int) -> int:
+        """Return the number of samples in so many steps; all of them in a full epoch."""
+        return self._num_samples if steps >= self._full else steps * self._step_size
+
+    def _given(self, epoch: int, used: int, available: int) -> int:
+        most = min(-(-available // self._step_size), self._full)
+        left = self.total - used
+        return steps_of_epoch(self._weights[epoch:], left, most=most, full=self._full)
 
 
 def smooth_weights(rates: Sequence[float]) -> tuple[float, ...]:

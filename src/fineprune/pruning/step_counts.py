@@ -5,12 +5,15 @@ the training, and all ranks get the same results.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-from fineprune.errors import InputError, check_whole_number, warn_user
-from fineprune.pruning.policies.policy import Policy
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.errors import InputError, check_whole_number, shown, warn_user
+from fineprune.pruning.policies.policy import Policy, Training
 from fineprune.pruning.sampler import samples_per_rank
 
 # Rounding warns if it costs at least this share of the saving.
@@ -66,25 +69,36 @@ class BatchShape:
         return math.ceil(self.batches_of(kept) / self.accumulation)
 
 
-@dataclass(frozen=True, eq=False)
 class StepCounts:
-    """The numbers of samples and steps of the epochs of a policy, which must be bound.
+    """The numbers of samples and steps of the epochs of a policy, which begins here.
 
-    Attributes:
+    Args:
         policy: The policy.
         num_samples: Number of samples N in the data set.
         shape: How samples are grouped into batches and optimizer steps.
+        seed: The seed of the run.
+        labels: The label of each sample; see ``Training``.
+
+    Raises:
+        InputError: The policy cannot work with this size, or names impossible lengths.
     """
 
-    policy: Policy
-    num_samples: int
-    shape: BatchShape
-
-    def bind(self) -> None:
-        """Tell the policy the number of samples and the size of the optimizer steps."""
-        self.policy.bind(self.num_samples)
-        known = replace(self.shape, batch_size=self.shape.batch_size or 1)
-        self.policy.bind_steps(known.multiple, known.steps_of(self.num_samples))
+    def __init__(
+        self,
+        policy: Policy,
+        num_samples: int,
+        shape: BatchShape,
+        seed: int = 0,
+        labels: npt.NDArray[np.integer] | None = None,
+    ) -> None:
+        self.policy = policy
+        self.num_samples = num_samples
+        self.shape = shape
+        known = replace(shape, batch_size=shape.batch_size or 1)
+        full = known.steps_of(num_samples)
+        policy.begin(Training(num_samples, known.multiple, full, seed, labels))
+        wanted = policy.lengths()
+        self._wanted = None if wanted is None else _checked(wanted, policy, num_samples)
 
     def num_kept(self, epoch: int) -> int | None:
         """Return how many samples an epoch keeps, rounded up to whole steps if it skips any.
@@ -92,10 +106,9 @@ class StepCounts:
         Rounded epochs have no padding, no incomplete batches and no incomplete accumulation. None
         if the number depends on data.
         """
-        wanted = self._wanted(epoch)
-        if wanted is None or wanted == self.num_samples:
-            return wanted
-        return min(self._rounded_up(wanted), self.num_samples)
+        if self._wanted is None or self._wanted[epoch] == self.num_samples:
+            return None if self._wanted is None else self.num_samples
+        return min(self._rounded_up(self._wanted[epoch]), self.num_samples)
 
     def total_steps(self) -> int:
         """Return the number of optimizer steps of all epochs ([P] formula 5, fewer batches)."""
@@ -138,18 +151,16 @@ class StepCounts:
     def check_rounding(self) -> None:
         """Warn the user if nothing is skipped, or rounding loses a tenth of the saving or more."""
         policy, total = self.policy, self.num_samples
-        wanted = {self._wanted(epoch) for epoch in range(policy.epochs)}
+        wanted = set(self._wanted or ())
         scheduled = hasattr(policy, "schedule") and getattr(policy, "prune", 0) > 0
-        trial = policy.epochs == 1 or policy.anneals(0)  # It is clear that nothing is skipped.
-        if wanted == {total} and scheduled and not trial:
+        # With one epoch, it is clear that nothing is skipped.
+        if wanted == {total} and scheduled and policy.epochs > 1:
             warn_user(
                 f"policy {policy.name!r} skips no sample in any of its {policy.epochs} epochs: "
                 f"give a schedule that prunes some of them, and a prune of at least one sample",
                 UserWarning,
             )
-        for keep in wanted:
-            if keep is None or keep == total:
-                continue
+        for keep in wanted - {total}:
             skip = total - keep
             left = total - self._rounded_up(keep)
             if left > (1 - _WORTH_A_WARNING) * skip:
@@ -175,20 +186,22 @@ class StepCounts:
             total += cost(kept)
         return total
 
-    def _wanted(self, epoch: int) -> int | None:
-        """Return how many samples the policy wants to keep, 1 to N; None if it depends on data."""
-        if self.policy.anneals(epoch):
-            return self.num_samples
-        wanted = self.policy.num_kept(epoch)
-        if wanted is None:
-            return None
-        whole = isinstance(wanted, Integral) and not isinstance(wanted, bool)
-        if not whole or not 1 <= wanted <= self.num_samples:
-            raise InputError(
-                f"expected num_kept({epoch}) of policy {self.policy.name!r} to be a whole number "
-                f"from 1 to {self.num_samples} or None, got {wanted!r}"
-            )
-        return int(wanted)
-
     def _rounded_up(self, number: int) -> int:
         return -(-number // self.shape.multiple) * self.shape.multiple
+
+
+def _checked(wanted: object, policy: Policy, num_samples: int) -> list[int]:
+    """Return the lengths that a policy wants, each from 1 to N."""
+    if not isinstance(wanted, Sequence) or len(wanted) != policy.epochs:
+        raise InputError(
+            f"expected lengths() of policy {policy.name!r} to be {policy.epochs} numbers of "
+            f"samples or None, got {shown(repr(wanted))}"
+        )
+    for epoch, number in enumerate(wanted):
+        whole = isinstance(number, Integral) and not isinstance(number, bool)
+        if not whole or not 1 <= number <= num_samples:
+            raise InputError(
+                f"expected lengths() of policy {policy.name!r} to be whole numbers from 1 to "
+                f"{num_samples}, got {number!r} for epoch {epoch}"
+            )
+    return [int(number) for number in wanted]

@@ -60,10 +60,7 @@ class Forecast:
         """Whether each epoch skips samples."""
         if self.schedule is None:
             return [number < self.num_samples for number in self.kept]
-        return [
-            self.schedule.prunes(epoch) and not self.policy.anneals(epoch)
-            for epoch in range(self.schedule.epochs)
-        ]
+        return [self.schedule.prunes(epoch) for epoch in range(self.schedule.epochs)]
 
     @property
     def closed_form(self) -> int | None:
@@ -215,7 +212,6 @@ def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> StepCounts:
     What rounding to whole steps costs is not checked; ``predicted_cost`` does this.
     """
     counts = StepCounts(recipe.policy(), num_samples, _shape(recipe, ranks))
-    counts.bind()
     return counts
 
 

@@ -3,7 +3,6 @@
 A user's own policy is named as ``module:Class``.
 """
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.importing import call_attribute
-from fineprune.pruning.plan_options import NAMES, Options
 from fineprune.pruning.policies.fine_pruning import start_and_prune
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.registry import POLICIES
@@ -22,23 +20,19 @@ POLICY_NAMES = tuple(POLICIES)
 # Arguments that are not settings of the pruning section, but are made from other sections.
 _MADE = ("epochs", "schedule", "rates")
 
-# Options that some policies turn on by themselves. The recipe of a run contains them.
-_OWN_OPTIONS = {
-    "align-prune": ("anneal", "rescale"),
-    "infobatch": ("anneal", "rescale"),
-    "repb": ("rescale",),
-}
-
 # The settings that may stand beside a policy that has no use for them, so that one recipe can be
 # trained with several policies.
 _SHARED = ("save", "prune", "tolerance", "threshold", "first_epoch", "returning")
+
+# The settings of several policies, which all others refuse.
+OF_SOME = ("anneal", "rescale")
 
 
 @functools.cache
 def arguments_of(name: str) -> Mapping[str, Any]:
     """Return the arguments of a policy that are settings, with the defaults of its signature.
 
-    The default is None if there is none. The options that all policies take are left out.
+    The default is None if there is none.
     """
     return {
         key: None if parameter.default is parameter.empty else parameter.default
@@ -51,16 +45,19 @@ def arguments_of(name: str) -> Mapping[str, Any]:
 def defaults_of(name: str) -> Mapping[str, Any]:
     """Return the settings of a policy that have a default, with their defaults."""
     values = {key: value for key, value in arguments_of(name).items() if value is not None}
-    if name in _OWN_OPTIONS:
+    if name == "infobatch":
         policy: Any = POLICIES[name](epochs=100)
-        values |= {option: getattr(policy.plan_options, option) for option in _OWN_OPTIONS[name]}
-        if "prune" in arguments_of(name):
-            values["prune"] = policy.prune
+        values["prune"] = policy.prune
     return values
 
 
 # The settings that one policy has and all others would ignore, each with this policy.
-ONLY_WITH = {key: name for name in POLICY_NAMES for key in arguments_of(name) if key not in _SHARED}
+ONLY_WITH = {
+    key: name
+    for name in POLICY_NAMES
+    for key in arguments_of(name)
+    if key not in (*_SHARED, *OF_SOME)
+}
 
 
 def make_policy(
@@ -69,22 +66,21 @@ def make_policy(
     """Make the policy with this name.
 
     Args:
-        settings: The settings of the pruning section that are set, by name; those that are neither
-            arguments nor options of the policy are not used.
+        settings: The settings of the pruning section that are set, by name; those that are no
+            arguments of the policy are not used.
         made: Returns an argument that is no setting of this section: the number of epochs, the
             schedule or the learning rates.
     """
     takes = inspect.signature(POLICIES[name]).parameters
-    values = {key: settings[key] for key in (*arguments_of(name), *NAMES) if key in settings}
+    values = {key: settings[key] for key in arguments_of(name) if key in settings}
     values |= {key: make() for key, make in made.items() if key in takes}
     return POLICIES[name](**values)
 
 
-def own_policy(name: str, epochs: int, arguments: Mapping[str, Any], options: Options) -> Policy:
+def own_policy(name: str, epochs: int, arguments: Mapping[str, Any]) -> Policy:
     """Import a class and make a policy of it. An exception in the class is passed on unchanged.
 
-    The class (or a function that returns a policy) gets the number of epochs and the arguments. The
-    options, which are those that the recipe sets, replace those of the policy.
+    The class (or a function that returns a policy) gets the number of epochs and the arguments.
     """
     policy = call_attribute(name, "a policy", epochs, **arguments)
     if not isinstance(policy, Policy):
@@ -96,14 +92,7 @@ def own_policy(name: str, epochs: int, arguments: Mapping[str, Any], options: Op
             f"expected {name!r} to make a policy for {epochs} epochs, got {policy.epochs}: let its "
             f"property epochs return the first argument"
         )
-    policy.plan_options = dataclasses.replace(policy.plan_options, **options)
     return policy
-
-
-def takes_options(name: str) -> bool:
-    """Return whether a policy takes the options of ``PlanOptions``."""
-    parameters = inspect.signature(POLICIES[name]).parameters.values()
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def follows_schedule(name: str) -> bool:

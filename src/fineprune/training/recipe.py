@@ -107,7 +107,7 @@ class Recipe:
         """
         pruning, epochs = self.pruning, self.training.epochs
         if pruning.own:
-            return own_policy(pruning.policy, epochs, pruning.arguments or {}, pruning.options())
+            return own_policy(pruning.policy, epochs, pruning.arguments or {})
         made: dict[str, Callable[[], Any]] = {
             "epochs": lambda: epochs,
             "schedule": self.schedule,

@@ -192,7 +192,7 @@ def build_state(
     pruner = Pruner(
         data.num_samples,
         policy,
-        labels=data.labels if policy.uses_labels else None,
+        labels=data.labels if policy.needs_ranking else None,
         seed=recipe.run.seed,
         batch_size=recipe.training.batch_size * recipe.distributed.batches_per_update,
         accumulation=recipe.accumulation,

@@ -22,8 +22,8 @@ from fineprune.integrations.transformers.checks import (
 )
 from fineprune.integrations.transformers.losses import INDEX
 from fineprune.pruning.indexed import Indexed, IndexedCollate
-from fineprune.pruning.learning_rates import stand_in_of
 from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.rates import stand_in_of
 from fineprune.pruning.sampler import PruningSampler
 
 if TYPE_CHECKING:

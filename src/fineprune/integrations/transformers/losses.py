@@ -202,7 +202,7 @@ class LossRecording(_Base):
         if watch is None:
             watch = self.pruner.policy.needs_ranking
         watched = self._logits_and_labels(passes, inputs) if watch else ()
-        if weights is None and not self.pruner.policy.needs_losses:
+        if weights is None and not self.pruner.policy.learns_from_losses:
             self.pruner.record(index, torch.zeros(len(index)), *watched)
             return loss
         with torch.set_grad_enabled(weights is not None):

@@ -82,7 +82,7 @@ class PruningMixin(LossRecording, PlannedEpochs):
         self._watch_labels = watch_labels
         self._losses_are_given = sample_losses is not None
         own = type(self).compute_loss is not PruningMixin.compute_loss
-        if sample_losses is None and self.pruner.policy.needs_losses and not own:
+        if sample_losses is None and self.pruner.policy.learns_from_losses and not own:
             self._sample_losses = self._known_sample_losses()  # Raises its error now.
         self.add_callback(EndEpoch(self))
         self.pruner.log(self._log_epoch)

@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.labels.ranking import Ranking
 from fineprune.pruning.alignment import Floats, alignment, clean_indices
 from fineprune.pruning.dropping_count import Counts, add_marks, counts_dtype
 from fineprune.pruning.lowest import lowest
-from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.infobatch import InfoBatch
-from fineprune.pruning.policies.policy import LossRecords
+from fineprune.pruning.policies.policy import Training
 
 # The share of the samples that stand in for clean ones. The paper finds 1 % to be enough.
 _REFERENCE = 0.01
@@ -48,15 +48,15 @@ class AlignPrune(InfoBatch):
             an optimizer step.
         trajectory: The number of epochs, at least 2, whose losses are compared.
         reference: The indices of clean samples: different whole numbers in 0..N-1, at least one.
-        options: As for ``InfoBatch``: ``anneal=0.125``; ``rescale=False`` turns the weights off.
+        anneal, rescale: As for ``InfoBatch``.
 
     Raises:
         InputError: A value is out of range, or too many epochs are annealed.
     """
 
     name: ClassVar[str] = "align-prune"
-    _setting_names = ("epochs", "save", "trajectory", "reference")
-    _array_names = ("losses", "_new", "_trajectories", "_means", "_seen")
+    setting_names = ("epochs", "save", "anneal", "rescale", "trajectory", "reference")
+    array_names = ("losses", "_trajectories", "_means", "_seen")
 
     def __init__(
         self,
@@ -65,11 +65,12 @@ class AlignPrune(InfoBatch):
         *,
         trajectory: int = 10,
         reference: Sequence[int] | None = None,
-        **options: Unpack[Options],
+        anneal: float = 0.125,
+        rescale: bool = True,
     ) -> None:
-        super().__init__(epochs, save=save, **options)
+        super().__init__(epochs, save=save, anneal=anneal, rescale=rescale)
         self.trajectory = check_whole_number("trajectory", trajectory, 2)
-        usable = self.epochs - self._annealed
+        usable = len(self._shortened)
         if trajectory >= usable:
             raise InputError(
                 f"expected trajectory below {usable}, the number of epochs that may skip samples, "
@@ -77,40 +78,43 @@ class AlignPrune(InfoBatch):
             )
         self.reference = None if reference is None else clean_indices(reference)
 
-    def bind(self, num_samples: int) -> None:
-        """Allocate four bytes per sample and epoch of ``trajectory``, and thirteen per sample.
+    def begin(self, training: Training) -> None:
+        """Allocate four bytes per sample and epoch of ``trajectory``, and nine per sample.
 
         Raises:
             InputError: ``reference`` has an index of N or more.
         """
-        super().bind(num_samples)
-        if self.reference and self.reference[-1] >= num_samples:
+        super().begin(training)
+        number = training.num_samples
+        if self.reference and self.reference[-1] >= number:
             raise InputError(
-                f"expected reference with indices below {num_samples}, the number of samples, got "
+                f"expected reference with indices below {number}, the number of samples, got "
                 f"{self.reference[-1]}: give indices of samples of the training set"
             )
-        self._trajectories: Floats = np.full((self.trajectory, num_samples), np.nan, np.float32)
-        # The losses of the epoch in progress, and the mean of all earlier ones and their number.
-        self._new: Floats = np.full(num_samples, np.nan, np.float32)
-        self._means: Floats = np.full(num_samples, np.inf, np.float32)
-        self._seen: Counts = np.zeros(num_samples, dtype=counts_dtype(self.epochs))
+        self._trajectories: Floats = np.full((self.trajectory, number), np.nan, np.float32)
+        # The mean of all losses and their number.
+        self._means: Floats = np.full(number, np.inf, np.float32)
+        self._seen: Counts = np.zeros(number, dtype=counts_dtype(self.epochs))
 
-    def observe(self, epoch: int, records: LossRecords) -> None:
-        """Remember the last loss of each trained sample, also as that of the epoch."""
-        super().observe(epoch, records)
-        self._new[records.index] = self.losses[records.index]
-
-    def end_epoch(self, epoch: int) -> None:
+    def learn(
+        self,
+        epoch: int,
+        losses: Floats | None,
+        above_mean: npt.NDArray[np.bool_] | None,
+        ranking: Ranking | None,
+    ) -> None:
         """Add the losses of the epoch to the trajectories and the means."""
-        self._trajectories[epoch % self.trajectory] = self._new
-        known = ~np.isnan(self._new)
+        assert losses is not None
+        super().learn(epoch, losses, above_mean, ranking)
+        of_epoch = np.where(np.isfinite(losses), losses, np.float32(np.nan))
+        self._trajectories[epoch % self.trajectory] = of_epoch
+        known = ~np.isnan(of_epoch)
         add_marks(self._seen, known)
-        new = self._new[known].astype(np.float64)
+        new = of_epoch[known].astype(np.float64)
         mean = np.where(self._seen[known] > 1, self._means[known], 0.0)
         self._means[known] = mean + (new - mean) / self._seen[known]
-        self._new[:] = np.nan
 
-    def _scores(self, epoch: int, rng: np.random.Generator) -> npt.NDArray[np.floating]:
+    def _scores(self, epoch: int, rng: np.random.Generator) -> npt.NDArray[np.floating[Any]]:
         """Return the alignment of each sample; in the first epochs, its last loss."""
         if epoch < self.trajectory:
             return self.losses

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_share
+from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import (
     Counts,
     add_marks,
@@ -17,10 +18,8 @@ from fineprune.pruning.dropping_count import (
     keep_least_counted,
 )
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options, check_share
-from fineprune.pruning.policies.policy import LossRecords, prune_count
+from fineprune.pruning.policies.policy import Training, prune_count
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.schedule import Schedule
 
 # A schedule for a given saving skips at most this share of the samples per epoch, if possible.
@@ -37,30 +36,22 @@ class FinePruning(ScheduledPolicy):
             number below N.
         tolerance: The tolerance of the marks: a sample is marked if its loss exceeds the mean loss
             of its batch by more than ``tolerance * |mean|``.
-        options: The options of every policy; see ``PlanOptions``.
 
     Raises:
-        InputError: ``prune``, ``tolerance`` or an option is out of range.
+        InputError: ``prune`` or ``tolerance`` is out of range.
     """
 
     name: ClassVar[str] = "fine-pruning"
-    _setting_names = ("prune", "tolerance")
-    _array_names = ("_counts", "_marks")
-    needs_losses: bool = True
-    of_nonfinite: ClassVar[str] = "received no mark and were left out of the mean of their batch"
+    setting_names = ("prune", "tolerance")
+    array_names = ("_counts",)
+    needs_marks: bool = True
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        prune: float,
-        tolerance: float = 0.0,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(schedule, prune, **options)
+    def __init__(self, schedule: Schedule, prune: float, tolerance: float = 0.0) -> None:
+        super().__init__(schedule, prune)
         if not math.isfinite(tolerance):
             raise InputError(f"expected tolerance to be a finite number, got {tolerance}")
         self.tolerance = float(tolerance)
-        self._allocate(0)
+        self._counts: Counts = np.zeros(0, dtype=np.uint8)
 
     @classmethod
     def for_saving(
@@ -90,37 +81,37 @@ class FinePruning(ScheduledPolicy):
         schedule = Schedule.from_milestones(epochs, milestones, start=start)
         return cls(schedule, prune, tolerance)
 
-    def bind(self, num_samples: int) -> None:
-        """Allocate N counts and N marks."""
-        super().bind(num_samples)
-        self._allocate(num_samples)
+    def begin(self, training: Training) -> None:
+        """Begin with counts of 0: one byte per sample, if no window exceeds 255 epochs."""
+        super().begin(training)
+        self._counts = np.zeros(
+            training.num_samples, dtype=counts_dtype(self.schedule.longest_window)
+        )
 
-    def _allocate(self, number: int) -> None:
-        """Begin with counts of 0: two bytes per sample, if no window exceeds 255 epochs."""
-        self._counts: Counts = np.zeros(number, dtype=counts_dtype(self.schedule.longest_window))
-        self._marks: npt.NDArray[np.bool_] = np.zeros(number, dtype=np.bool_)
-
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Keep the ``num_kept`` samples with the smallest counts; ties are broken at random."""
-        assert num_kept is not None
-        kept = keep_least_counted(self._counts, num_kept, rng)
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Keep the ``number`` samples with the smallest counts; ties are broken at random."""
+        assert number is not None
+        kept = keep_least_counted(self._counts, number, rng)
         return EpochPlan(epoch, torch.from_numpy(kept))
 
-    def observe(self, epoch: int, records: LossRecords) -> None:
-        """Mark the samples above the mean of their batch, at most once per sample and epoch."""
-        marked = exceeds(records.losses, records.batch_means, self.tolerance)
-        self._marks[records.index[marked]] = True
+    def exceeds(
+        self, losses: npt.NDArray[np.float32], means: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.bool_]:
+        """Return which losses exceed the mean of their batch by more than the tolerance."""
+        return exceeds(losses, means, self.tolerance)
 
-    def merge(self, replicas: Replicas) -> None:
-        """Mark every sample that any rank marked."""
-        self._marks = replicas.maximum(self._marks.view(np.uint8)).view(np.bool_)
-
-    def end_epoch(self, epoch: int) -> None:
+    def learn(
+        self,
+        epoch: int,
+        losses: npt.NDArray[np.float32] | None,
+        above_mean: npt.NDArray[np.bool_] | None,
+        ranking: Ranking | None,
+    ) -> None:
         """Clear the counts if the epoch is a boundary, then add the marks of the epoch."""
+        assert above_mean is not None
         if self.schedule.clears(epoch):
             self._counts[:] = 0
-        add_marks(self._counts, self._marks)
-        self._marks[:] = False
+        add_marks(self._counts, above_mean)
 
     @property
     def counts(self) -> torch.Tensor:

@@ -1,12 +1,11 @@
 """FullData: train every epoch on all samples, bit for bit as a plain loop does; the baseline."""
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 
 from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.policy import Policy
 
 
@@ -15,21 +14,17 @@ class FullData(Policy):
 
     Args:
         epochs: Number of training epochs.
-        options: The options of every policy (``PlanOptions``), which have no effect here.
 
     Raises:
-        InputError: ``epochs`` is not a whole number of at least 1, or an option is out of range.
+        InputError: ``epochs`` is not a whole number of at least 1.
     """
 
     name: ClassVar[str] = "full"
 
-    def __init__(self, epochs: float, **options: Unpack[Options]) -> None:
-        super().__init__(epochs, **options)
+    def lengths(self) -> list[int]:
+        """Return the number of all samples for each epoch."""
+        return [self._num_samples] * self.epochs
 
-    def num_kept(self, epoch: int) -> int:
-        """Return the number of all samples."""
-        return self._num_samples
-
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
         """Raise an error, because an epoch that skips nothing needs no selection."""
         raise InputError("expected no selection: the full policy skips nothing")

@@ -1,22 +1,22 @@
 """InfoBatch: skip some of the samples whose loss is below the mean, and weight the others up."""
 
-from typing import ClassVar, Unpack
+import math
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_share
+from fineprune.labels.ranking import Ranking
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options, check_share
-from fineprune.pruning.policies.even_saving import EvenSaving
-from fineprune.pruning.policies.last_losses import LastLosses
+from fineprune.pruning.policies.even_lengths import checked_save, even_lengths
+from fineprune.pruning.policies.policy import Policy, Training
 
 _PRUNE = 0.5
-_ANNEAL = 0.125
 
 
-class InfoBatch(EvenSaving, LastLosses):
+class InfoBatch(Policy):
     """InfoBatch (Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data
     Pruning", ICLR 2024).
 
@@ -36,8 +36,13 @@ class InfoBatch(EvenSaving, LastLosses):
             Without ``save``, the default is 0.5.
         save: The share of the sample-steps of the whole training to save, in (0, 1), instead of
             ``prune``.
-        options: The options of every policy; see ``PlanOptions``. By default, ``anneal`` is 0.125
-            and ``rescale`` is true. ``rescale=False`` turns the weights off.
+        anneal: The share of the epochs, in [0, 1], that train all samples, at the end of the
+            training.
+        rescale: Whether the losses are multiplied by the weights.
+
+    Attributes:
+        losses: The last loss of each sample, NaN for a sample without a finite one; float32, shape
+            (N,).
 
     Raises:
         InputError: A value is out of range, both ``prune`` and ``save`` are given, or too many
@@ -45,7 +50,9 @@ class InfoBatch(EvenSaving, LastLosses):
     """
 
     name: ClassVar[str] = "infobatch"
-    _setting_names: ClassVar[tuple[str, ...]] = ("epochs", "prune", "save")
+    setting_names: ClassVar[tuple[str, ...]] = ("epochs", "prune", "save", "anneal", "rescale")
+    array_names: ClassVar[tuple[str, ...]] = ("losses",)
+    needs_losses: bool = True
 
     def __init__(
         self,
@@ -53,45 +60,99 @@ class InfoBatch(EvenSaving, LastLosses):
         prune: float | None = None,
         *,
         save: float | None = None,
-        **options: Unpack[Options],
+        anneal: float = 0.125,
+        rescale: bool = True,
     ) -> None:
-        given: Options = {"anneal": _ANNEAL, "rescale": True, **options}
-        super().__init__(epochs, **given)
+        super().__init__(epochs)
         if prune is not None and save is not None:
             raise InputError(f"expected either prune or save, got prune={prune} and save={save}")
         if save is None and prune is None:
             prune = _PRUNE
         self.prune = None if prune is None else check_share("prune", prune, "[0, 1)")
-        self._set_save(save)
+        self.anneal, self.rescale = check_share("anneal", anneal), check_flag("rescale", rescale)
+        # The epochs that may skip samples.
+        self._shortened = range(self.epochs - num_annealed(self.anneal, self.epochs))
+        self.save = None
+        if save is not None:
+            self.save = checked_save(save, len(self._shortened), self.epochs)
+        self._lengths: list[int] | None = None
+        self.losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+    def begin(self, training: Training) -> None:
+        """Allocate the losses.
+
+        Raises:
+            InputError: The steps are too large for what is to be saved.
+        """
+        super().begin(training)
+        if self.save is not None:
+            self._lengths = even_lengths(self.save, self._shortened, self.epochs, training)
+        self.losses = np.full(training.num_samples, np.nan, dtype=np.float32)
+
+    def lengths(self) -> list[int] | None:
+        """Return how many samples each epoch keeps; None without ``save``: it depends on data."""
+        return self._lengths
+
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
         """Skip samples of the first group at random, and weight the kept ones."""
-        total = len(self.losses)
+        total = self._num_samples
+        if epoch not in self._shortened:
+            return EpochPlan.full(epoch, total)
         below = below_mean(self._scores(epoch, rng))
         first, second = np.flatnonzero(below), np.flatnonzero(~below)
-        if num_kept is None:
+        if number is None:
             assert self.prune is not None
             skipped = first[rng.random(len(first)) < self.prune]
             weights = np.where(below, 1 / (1 - self.prune), 1.0)
         else:
-            of_first = min(total - num_kept, len(first))
+            of_first = min(total - number, len(first))
             weights, chosen = np.ones(total), []
-            for group, number in ((first, of_first), (second, total - num_kept - of_first)):
-                chosen.append(rng.choice(group, number, replace=False, shuffle=False))
-                if number < len(group):
-                    weights[group] = len(group) / (len(group) - number)
+            for group, left_out in ((first, of_first), (second, total - number - of_first)):
+                chosen.append(rng.choice(group, left_out, replace=False, shuffle=False))
+                if left_out < len(group):
+                    weights[group] = len(group) / (len(group) - left_out)
             skipped = np.concatenate(chosen)
         kept = np.delete(np.arange(total), skipped)
-        weighted = self.plan_options.rescale and not (weights == 1).all()
+        weighted = self.rescale and not (weights == 1).all()
         return EpochPlan(
             epoch,
             torch.from_numpy(kept),
             torch.from_numpy(weights.astype(np.float32)) if weighted else None,
         )
 
-    def _scores(self, epoch: int, rng: np.random.Generator) -> npt.NDArray[np.floating]:
+    def learn(
+        self,
+        epoch: int,
+        losses: npt.NDArray[np.float32] | None,
+        above_mean: npt.NDArray[np.bool_] | None,
+        ranking: Ranking | None,
+    ) -> None:
+        """Remember the last loss of each trained sample."""
+        assert losses is not None
+        trained = ~np.isnan(losses)
+        self.losses[trained] = losses[trained]
+        self.losses[np.isinf(self.losses)] = np.nan
+
+    def suspicion(self) -> torch.Tensor:
+        """Return the last loss of each sample, float32, shape (N,), a copy; NaN if unknown."""
+        return torch.from_numpy(self.losses.copy())
+
+    def _scores(self, epoch: int, rng: np.random.Generator) -> npt.NDArray[np.floating[Any]]:
         """Return what is compared with its mean, shape (N,), NaN if unknown: the last losses."""
         return self.losses
+
+
+def num_annealed(anneal: float, epochs: int) -> int:
+    """Return how many last epochs train all samples."""
+    # Rounded up, except for an error such as that of 0.07 * 100 = 7.000000000000001.
+    return math.ceil(anneal * epochs - 1e-9)
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return a truth value. InputError: it is something else."""
+    if not isinstance(value, bool):
+        raise InputError(f"expected {name} as True or False, got {value!r}")
+    return value
 
 
 def below_mean(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:

@@ -1,16 +1,16 @@
 """Matched: as many samples per epoch as another run trained, chosen at random."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from fineprune.errors import InputError, check_whole_number
-from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options
-from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.plan import EpochPlan, random_plan
+from fineprune.pruning.policies.policy import Policy, Training
 
 
 class Matched(Policy):
@@ -25,27 +25,25 @@ class Matched(Policy):
         numbers: The number of samples that each epoch keeps: ``epochs`` whole numbers of at least
             1.
         mean_weights: The weight of every kept sample in each epoch: ``epochs`` finite numbers. The
-            default is 1 in every epoch.
-        options: The options of every policy; see ``PlanOptions``.
+            default is 1.
+
+    Raises:
+        InputError: A value is out of range.
     """
 
     name: ClassVar[str] = "matched"
-    _setting_names = ("numbers", "mean_weights")
+    setting_names = ("epochs", "numbers", "mean_weights")
 
     def __init__(
-        self,
-        epochs: float,
-        numbers: Sequence[int],
-        mean_weights: Sequence[float] | None = None,
-        **options: Unpack[Options],
+        self, epochs: float, numbers: Sequence[int], mean_weights: Sequence[float] | None = None
     ) -> None:
-        super().__init__(epochs, **options)
-        epochs = self.epochs
-        weights = [1.0] * epochs if mean_weights is None else mean_weights
+        super().__init__(epochs)
+        weights = [1.0] * self.epochs if mean_weights is None else mean_weights
         for name, values in (("numbers", numbers), ("mean_weights", weights)):
-            if len(values) != epochs:
+            if len(values) != self.epochs:
                 raise InputError(
-                    f"expected {name} with one value for each of {epochs} epochs, got {len(values)}"
+                    f"expected {name} with one value for each of {self.epochs} epochs, got "
+                    f"{len(values)}"
                 )
         for number in numbers:
             check_whole_number("each of numbers", number, 1)
@@ -55,25 +53,24 @@ class Matched(Policy):
         self.numbers = tuple(numbers)
         self.mean_weights = tuple(float(weight) for weight in weights)
 
-    def bind(self, num_samples: int) -> None:
-        """Receive the number of samples."""
-        if max(self.numbers) > num_samples:
+    def begin(self, training: Training) -> None:
+        """Receive the number of samples.
+
+        Raises:
+            InputError: An epoch would keep more samples than there are.
+        """
+        super().begin(training)
+        if max(self.numbers) > self._num_samples:
             raise InputError(
-                f"expected numbers of at most {num_samples}, the number of samples, got "
+                f"expected numbers of at most {self._num_samples}, the number of samples, got "
                 f"{max(self.numbers)}"
             )
-        super().bind(num_samples)
 
-    def num_kept(self, epoch: int) -> int | None:
-        """Return None, because any other result would be rounded up to whole batches."""
-        return None
-
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
         """Keep the epoch's number of samples; every set of this size has the same probability."""
-        number, weight = self.numbers[epoch], self.mean_weights[epoch]
-        kept = rng.choice(self._num_samples, size=number, replace=False, shuffle=False)
-        kept.sort()
-        weights = None
-        if weight != 1:
-            weights = torch.from_numpy(np.full(self._num_samples, weight, np.float32))
-        return EpochPlan(epoch, torch.from_numpy(kept), weights)
+        plan = random_plan(epoch, self.numbers[epoch], self._num_samples, rng)
+        weight = self.mean_weights[epoch]
+        if weight == 1:
+            return plan
+        weights = np.full(self._num_samples, weight, np.float32)
+        return dataclasses.replace(plan, weights=torch.from_numpy(weights))

@@ -1,15 +1,13 @@
-"""Policy: how many samples an epoch keeps, which ones, and what it learns from their losses.
+"""Policy: how many samples each epoch trains, which ones, and what is learned from their losses.
 
-This is the interface of every method that skips samples. A policy of your own is a subclass that
-implements ``num_kept`` and ``select``, and also ``observe`` and ``end_epoch`` if it learns from
-losses. All ranks must learn the same; see ``Policy.merge``.
+This is the interface of every method that skips samples. An own policy is a subclass that
+implements ``select``, and also ``learn`` if it learns from losses (``examples/own_policy.py``).
 """
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,77 +15,68 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.ranking import Ranking
-from fineprune.pruning.learning_rates import Rates
+from fineprune.pruning.dropping_count import exceeds
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import NAMES, Options, PlanOptions
-from fineprune.pruning.replicas import Replicas
+from fineprune.pruning.rates import Rates
 
 
 @dataclass(frozen=True, eq=False)
-class LossRecords:
-    """The losses of some batches of one epoch, batch after batch.
+class Training:
+    """What a policy is told of the training before it begins.
 
     Attributes:
-        index: The sample of each loss, int64, shape (n,). A sample that was trained several times
-            occurs several times.
-        losses: The losses, float32, shape (n,). Some may be NaN or infinite.
-        batch_means: The mean of the finite losses of each loss's batch over all ranks, float64,
-            shape (n,); NaN if no loss of the batch was finite.
+        num_samples: The number of samples N.
+        samples_per_step: The number of samples per optimizer step of all ranks. If the batch size
+            is not known, it is the number of ranks.
+        steps_per_epoch: The number of steps of an epoch that trains all samples; 0 if each rank has
+            less than one batch and ``drop_last`` leaves it out.
+        seed: The seed of the run, for random choices that span epochs.
+        labels: The label of each sample, integers, shape (N,), negative where it is not known; None
+            if the labels are not known.
     """
 
-    index: npt.NDArray[np.int64]
-    losses: npt.NDArray[np.float32]
-    batch_means: npt.NDArray[np.float64]
+    num_samples: int
+    samples_per_step: int = 1
+    steps_per_epoch: int = 0
+    seed: int = 0
+    labels: npt.NDArray[np.integer] | None = None
 
 
 class Policy(ABC):
     """A method of choosing the samples of each epoch.
 
-    A ``Pruner`` works on its own copy, so one policy object may be given to several pruners.
+    A ``Pruner`` works on its own copy, so one policy object may be given to several pruners. All
+    ranks learn the same, because a policy receives what all of them recorded.
 
     Args:
         epochs: Number of training epochs. A subclass may override the property ``epochs`` instead.
-        options: The options that every policy takes, ``anneal`` and ``rescale``; see
-            ``PlanOptions``. Both are off in a subclass that does not call this constructor.
 
     Attributes:
         name: The name of the policy in recipes and tables.
-        needs_losses: Whether ``observe`` is called. If it is not, recording costs nothing.
-        needs_ranking: Whether ``observe_ranking`` is called if the training loop records logits.
-        needs_logits: Whether the training loop must record logits.
-        plan_options: The options, which ``Pruner`` applies to the plans of the policy.
-        of_nonfinite: What happens to losses that are NaN or infinite, for a warning.
+        needs_losses: Whether ``learn`` uses the losses.
+        needs_marks: Whether ``learn`` uses which losses exceeded the mean of their batch.
+        needs_ranking: Whether ``learn`` uses the ranking of the labels, if the training loop
+            records logits.
+        setting_names: The attributes that a saved state must agree with.
+        array_names: The arrays of NumPy, one value per sample, that were learned and are saved. A
+            leading underscore is left out in the state.
 
     Raises:
         InputError: A value is out of range.
     """
 
     name: ClassVar[str]
-    _setting_names: ClassVar[tuple[str, ...]] = ()
-    _array_names: ClassVar[tuple[str, ...]] = ()
+    setting_names: ClassVar[tuple[str, ...]] = ()
+    array_names: ClassVar[tuple[str, ...]] = ()
     needs_losses: bool = False
+    needs_marks: bool = False
     needs_ranking: bool = False
-    needs_logits: bool = False
-    of_nonfinite: ClassVar[str] = "were left out"
-    plan_options: PlanOptions = PlanOptions()
     _num_samples = _seed = 0
 
-    def __init__(self, epochs: float | None = None, **options: Unpack[Options]) -> None:
-        if epochs is not None:
-            # Some trainers have the number of epochs as a float, such as 3.0.
-            whole = int(epochs) if isinstance(epochs, float) and epochs.is_integer() else epochs
-            self._epochs = check_whole_number("epochs", whole, 1)
-        if unknown := options.keys() - {*NAMES}:
-            raise InputError(
-                f"expected the options of every policy, {', '.join(NAMES)}, got "
-                f"{', '.join(sorted(unknown))}"
-            )
-        self.plan_options = PlanOptions(**options)
-
-    @property
-    def uses_labels(self) -> bool:
-        """Whether the policy depends on labels that are given before the training."""
-        return self.needs_ranking
+    def __init__(self, epochs: float) -> None:
+        # Some trainers have the number of epochs as a float, such as 3.0.
+        whole = int(epochs) if isinstance(epochs, float) and epochs.is_integer() else epochs
+        self._epochs = check_whole_number("epochs", whole, 1)
 
     @property
     def epochs(self) -> int:
@@ -95,17 +84,87 @@ class Policy(ABC):
         return self._epochs
 
     @property
-    def _annealed(self) -> int:
-        """Number of last epochs that train all samples because of ``anneal``."""
-        # Rounded up, except for an error such as that of 0.07 * 100 = 7.000000000000001.
-        return math.ceil(self.plan_options.anneal * self.epochs - 1e-9)
+    def learns_from_losses(self) -> bool:
+        """Whether ``learn`` uses what is recorded. If it does not, recording costs nothing."""
+        return self.needs_losses or self.needs_marks
 
-    def anneals(self, epoch: int) -> bool:
-        """Return whether ``epoch`` (counted from 0) trains all samples because of ``anneal``.
+    def begin(self, training: Training) -> None:
+        """Receive the size of the training, before any other method, and forget what was learned.
 
-        ``num_kept`` and ``select`` are not called for such an epoch.
+        Raises:
+            InputError: The policy cannot work with so few samples or so large steps.
         """
-        return epoch >= self.epochs - self._annealed
+        self._num_samples, self._seed = training.num_samples, training.seed
+
+    def lengths(self) -> list[int] | None:
+        """Return how many samples each epoch keeps, before it is rounded up to whole steps.
+
+        None if this depends on what is learned; ``select`` is then free in its number.
+        """
+        return None
+
+    @abstractmethod
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Choose the samples of an epoch. With ``lengths``, it is not called for full epochs.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            number: The number of samples to keep: that of ``lengths``, rounded up to whole steps;
+                None without ``lengths``.
+            rng: The random stream of this epoch, which is the same on every rank.
+        """
+
+    def exceeds(
+        self, losses: npt.NDArray[np.float32], means: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.bool_]:
+        """Return which losses count as above the mean of their batch, shape (n,) as both arguments.
+
+        NaN and infinite losses, and those of a batch whose mean is NaN, must not count. By default,
+        those count that are larger than the mean (Li et al., NPC 2018, Algorithm 1, line 5).
+        """
+        return exceeds(losses, means, 0.0)
+
+    def learn(  # noqa: B027
+        self,
+        epoch: int,
+        losses: npt.NDArray[np.float32] | None,
+        above_mean: npt.NDArray[np.bool_] | None,
+        ranking: Ranking | None,
+    ) -> None:
+        """Learn from an epoch that has ended. The arguments are the same on every rank.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            losses: The last loss of each sample; float32, shape (N,). NaN for a sample that was not
+                trained, infinity for one whose loss was not finite. None without ``needs_losses``.
+            above_mean: Whether a loss of each sample exceeded the mean of its batch (``exceeds``);
+                bool, shape (N,). None without ``needs_marks``.
+            ranking: The ranking of the labels by all logits so far; None without ``needs_ranking``,
+                or if none were recorded.
+        """
+
+    def suspicion(self) -> torch.Tensor | None:
+        """Return how strongly the policy suspects each sample of a wrong label.
+
+        Returns:
+            One value per sample, larger for more suspicious ones; float32, shape (N,), a copy; NaN
+            if nothing is known. None if the policy suspects no samples.
+        """
+        return None
+
+    def num_suspects(self) -> int | None:
+        """Return how many samples the policy would skip now as the most suspicious ones.
+
+        None if the policy names no suspects.
+        """
+        return None
+
+    @property
+    def counts(self) -> torch.Tensor | None:
+        """DroppingCounts, integers, shape (N,); None if the policy does not count."""
+        return None
+
+    # -- rates and a fixed number of steps, which only some policies have --------------------------
 
     @property
     def without_rates(self) -> str | None:
@@ -125,172 +184,41 @@ class Policy(ABC):
             f"expected a policy that uses learning rates, got {self.name!r}, which uses none"
         )
 
-    def bind(self, num_samples: int) -> None:
-        """Receive the number of samples, before any other method, and forget all that was learned.
-
-        Raises:
-            InputError: The policy cannot work with so few samples.
-        """
-        self._num_samples = num_samples
-
-    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:  # noqa: B027
-        """Receive the size of an optimizer step, after ``bind``, to plan in whole steps.
-
-        Args:
-            samples_per_step: Number of samples per optimizer step of all ranks. If the batch size
-                is not known, this is the number of ranks.
-            steps_per_full_epoch: Number of steps of an epoch that trains all samples; 0 if each
-                rank has less than one batch and ``drop_last`` leaves it out.
-        """
-
-    def bind_labels(self, labels: npt.NDArray[np.integer]) -> None:  # noqa: B027
-        """Receive the label of each sample, after ``bind``, if the data set or the user gives them.
-
-        Args:
-            labels: Any integers, shape (N,); negative ones are unknown. The same on all ranks.
-        """
-
-    def bind_seed(self, seed: int) -> None:
-        """Receive the seed of the run, after ``bind``, for random choices that span epochs.
-
-        Within one epoch, ``select`` draws from its argument ``rng`` only.
-        """
-        self._seed = seed
-
     @property
     def total_steps(self) -> int | None:
-        """Number of optimizer steps of the whole training, if it is fixed although the lengths of
-        single epochs depend on data; else None."""
+        """Number of optimizer steps of the whole training, if it is fixed although ``lengths`` is
+        None; else None."""
         return None
 
     def steps_before(self, epoch: int) -> int | None:
-        """Number of optimizer steps of all epochs before ``epoch``, if the lengths of single epochs
-        depend on data and ``total_steps`` is fixed; else None."""
+        """Number of optimizer steps of all epochs before ``epoch``, if ``total_steps`` is known."""
         return None
 
-    def planned_numbers(self) -> list[int] | None:
-        """Return how many samples each epoch keeps if nothing is learned from the losses.
-
-        A policy with ``total_steps`` may return None. The numbers are then found by choosing the
-        samples of every epoch, in a time proportional to the number of samples.
-        """
-        return None
-
-    @abstractmethod
-    def num_kept(self, epoch: int) -> int | None:
-        """Return how many samples ``epoch`` (counted from 0) keeps; None if it depends on data.
-
-        The result must depend on the epoch only, because step counts and learning rates are planned
-        from it.
-        """
-
-    @abstractmethod
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Choose the samples of an epoch that skips some.
-
-        Args:
-            epoch: The epoch, counted from 0.
-            num_kept: The number of samples to keep: ``num_kept(epoch)``, rounded up to whole
-                batches over all ranks; None if it depends on data.
-            rng: The random stream of this epoch, which is the same on every rank.
-        """
-
-    def observe(self, epoch: int, records: LossRecords) -> None:  # noqa: B027
-        """Observe losses of ``epoch``. This is called any number of times before ``end_epoch``.
-
-        Args:
-            epoch: The epoch, counted from 0.
-            records: The losses that all ranks recorded since the last call, the same on every rank;
-                only those of this rank if the policy implements ``merge``.
-        """
-
-    def merge(self, replicas: Replicas) -> None:  # noqa: B027
-        """Exchange the observations of all ranks, so that every rank has all of them.
-
-        Implement this method if the policy can exchange less than all losses, for example one mark
-        per sample. Otherwise, ``observe`` receives the losses of all ranks, for which each rank
-        needs 20 bytes per sample that any rank trained. The method is called on every rank after
-        each ``observe``.
-        """
-
-    def observe_ranking(self, epoch: int, ranking: Ranking) -> None:  # noqa: B027
-        """Observe which labels the logits of all ranks contradict, right before ``end_epoch``.
-
-        Args:
-            epoch: The epoch, counted from 0.
-            ranking: The ranking by all logits of the training so far, the same on every rank.
-        """
-
-    def end_epoch(self, epoch: int) -> None:  # noqa: B027
-        """Commit what was observed. Before this call, ``select`` must not depend on it."""
-
-    @property
-    def counts(self) -> torch.Tensor | None:
-        """DroppingCounts, integers, shape (N,); None if the policy does not count."""
-        return None
-
-    def suspicion(self) -> torch.Tensor | None:
-        """Return how strongly the policy suspects each sample of a wrong label.
-
-        Returns:
-            One value per sample, larger for more suspicious ones; float32, shape (N,), a copy. None
-            if the policy suspects no samples.
-        """
-        return None
-
-    def suspects(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the samples in the order in which their labels should be checked.
-
-        The network contradicts the labels of the first ones most. If labels are wrong, these are
-        mostly wrong ones; if all are correct, these are the hardest or least typical samples.
-
-        Returns:
-            The indices of the samples, the most suspicious first, int64, shape (n,), and the
-            suspicion of each, float32, shape (n,). Samples without a loss so far are left out.
-
-        Raises:
-            InputError: The policy suspects no samples, because it learns nothing from losses.
-        """
-        suspicion = self.suspicion()
-        if suspicion is None:
-            raise InputError(
-                f"expected a policy that learns from losses, got {self.name!r}, which suspects no "
-                f"samples: use Adaptive, which skips nothing with save=0"
-            )
-        known = (~suspicion.isnan()).nonzero().flatten()
-        order = suspicion[known].argsort(descending=True, stable=True)
-        return known[order], suspicion[known[order]]
-
-    def num_suspects(self) -> int | None:
-        """Return how many samples the policy would skip now as the most suspicious ones.
-
-        None if the policy names no suspects.
-        """
-        return None
+    # -- state -------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """Return what a saved state must agree with: the name, and what ``_setting_names`` lists.
+        """Return what a saved state must agree with: the name, and what ``setting_names`` lists.
 
         These are numbers, strings, and lists, tuples and dicts of them.
         """
-        return {"policy": self.name, **{name: getattr(self, name) for name in self._setting_names}}
+        return {"policy": self.name, **{name: getattr(self, name) for name in self.setting_names}}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned: tensors, numbers, strings, and lists, tuples and dicts of them.
 
-        These are copies of the arrays that ``_array_names`` lists, by their names. Those of bools
+        These are copies of the arrays that ``array_names`` lists, by their names. Those of bools
         are packed as bits.
         """
         state = {}
-        for name in self._array_names:
+        for name in self.array_names:
             array = getattr(self, name)
             packed = np.packbits(array) if array.dtype == np.bool_ else array.copy()
             state[name.lstrip("_")] = torch.from_numpy(packed)
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the result of ``state_dict``. This is called after ``bind``."""
-        for name in self._array_names:
+        """Continue from the result of ``state_dict``. This is called after ``begin``."""
+        for name in self.array_names:
             array, before = state[name.lstrip("_")].numpy(), getattr(self, name)
             if before.dtype == np.bool_:
                 array = np.unpackbits(array, count=len(before)).view(np.bool_)

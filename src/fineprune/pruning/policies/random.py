@@ -3,9 +3,8 @@
 from typing import ClassVar
 
 import numpy as np
-import torch
 
-from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan import EpochPlan, random_plan
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 
 
@@ -19,16 +18,14 @@ class RandomPruning(ScheduledPolicy):
         schedule: The ``Schedule``, which says which epochs prune.
         prune: The number of samples that a pruning epoch skips: a share in [0, 1), or a whole
             number below N.
-        options: The options of every policy; see ``PlanOptions``.
 
     Raises:
-        InputError: ``prune`` or an option is out of range.
+        InputError: ``prune`` is out of range.
     """
 
     name: ClassVar[str] = "random"
 
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Keep ``num_kept`` samples; every set of this size has the same probability."""
-        kept = rng.choice(self._num_samples, size=num_kept, replace=False, shuffle=False)
-        kept.sort()
-        return EpochPlan(epoch, torch.from_numpy(kept))
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Keep ``number`` samples; every set of this size has the same probability."""
+        assert number is not None
+        return random_plan(epoch, number, self._num_samples, rng)

@@ -1,23 +1,21 @@
 """RePB: keep the samples whose loss reached their batch's mean, and a random part of the others."""
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fineprune.errors import check_share
+from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import Counts, add_marks, counts_dtype
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options
-from fineprune.pruning.policies.even_saving import EvenSaving
-from fineprune.pruning.policies.policy import LossRecords
-from fineprune.pruning.replicas import Replicas
-
-# The marks of a sample in the epoch in progress. The mark of a sample that was trained before is 1.
-_TRAINED, _REACHED = 1, 2
+from fineprune.pruning.policies.even_lengths import checked_save, even_lengths
+from fineprune.pruning.policies.infobatch import check_flag, num_annealed
+from fineprune.pruning.policies.policy import Policy, Training
 
 
-class RePB(EvenSaving):
+class RePB(Policy):
     """RePB, "resolving pruning biases" (Zhou et al., "Inconsistency Biases in Dynamic Data
     Pruning", ICLR 2026).
 
@@ -49,62 +47,78 @@ class RePB(EvenSaving):
         epochs: Number of training epochs.
         save: The share of the sample-steps of the whole training to save, in (0, 1), to within half
             an optimizer step. All epochs but the first and the annealed ones skip the same share.
-        options: The options of every policy; see ``PlanOptions``. By default, ``rescale`` is true.
+        anneal: The share of the epochs, in [0, 1], that train all samples, at the end of the
+            training.
+        rescale: Whether the losses are multiplied by the weights.
 
     Raises:
         InputError: A value is out of range, or too few epochs may skip samples to save that much.
     """
 
     name: ClassVar[str] = "repb"
-    _setting_names = ("epochs", "save")
-    _array_names = ("_reached", "_trained", "_marks")
-    needs_losses: bool = True
-    of_nonfinite: ClassVar[str] = "count as below the mean of their batch"
+    setting_names = ("epochs", "save", "anneal", "rescale")
+    array_names = ("_reached", "_trained")
+    needs_losses: bool = True  # They tell which samples were trained.
+    needs_marks: bool = True
 
-    def __init__(self, epochs: float, save: float = 0.35, **options: Unpack[Options]) -> None:
-        given: Options = {"rescale": True, **options}
-        super().__init__(epochs, **given)
-        self._set_save(save, begin=1)
-        self._allocate(0)
+    def __init__(
+        self, epochs: float, save: float = 0.35, *, anneal: float = 0.0, rescale: bool = True
+    ) -> None:
+        super().__init__(epochs)
+        self.anneal, self.rescale = check_share("anneal", anneal), check_flag("rescale", rescale)
+        self._shortened = range(1, self.epochs - num_annealed(self.anneal, self.epochs))
+        self.save = checked_save(save, len(self._shortened), self.epochs)
+        self._lengths: list[int] = []
 
-    def bind(self, num_samples: int) -> None:
-        """Allocate three bytes per sample, or more with more than 255 epochs."""
-        super().bind(num_samples)
-        self._allocate(num_samples)
+    def begin(self, training: Training) -> None:
+        """Allocate two bytes per sample, or more with more than 255 epochs.
 
-    def _allocate(self, number: int) -> None:
-        # Whether the loss of each sample reached the mean in the last epoch, in how many epochs it
-        # was trained, and its mark in the epoch in progress.
+        Raises:
+            InputError: The steps are too large for what is to be saved.
+        """
+        super().begin(training)
+        number = training.num_samples
+        self._lengths = even_lengths(self.save, self._shortened, self.epochs, training)
+        # Whether the loss of each sample reached the mean in the last epoch, and in how many epochs
+        # it was trained.
         self._reached: npt.NDArray[np.bool_] = np.zeros(number, dtype=np.bool_)
         self._trained: Counts = np.zeros(number, dtype=counts_dtype(self.epochs))
-        self._marks: npt.NDArray[np.uint8] = np.zeros(number, dtype=np.uint8)
 
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+    def lengths(self) -> list[int]:
+        """Return how many samples each epoch keeps."""
+        return self._lengths
+
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
         """Keep the samples that reached the mean, and fill the epoch with random other ones."""
-        assert num_kept is not None
+        assert number is not None
         reached, others = np.flatnonzero(self._reached), np.flatnonzero(~self._reached)
-        of_reached = min(num_kept, len(reached))
+        of_reached = min(number, len(reached))
         chosen = [
-            rng.choice(group, number, replace=False, shuffle=False)
-            for group, number in ((reached, of_reached), (others, num_kept - of_reached))
+            rng.choice(group, size, replace=False, shuffle=False)
+            for group, size in ((reached, of_reached), (others, number - of_reached))
         ]
         weights = None
-        if self.plan_options.rescale:
+        if self.rescale:
             weights = torch.from_numpy((epoch / np.maximum(self._trained, 1)).astype(np.float32))
         return EpochPlan(epoch, torch.from_numpy(np.sort(np.concatenate(chosen))), weights)
 
-    def observe(self, epoch: int, records: LossRecords) -> None:
-        """Mark the trained samples, and those whose loss reached the mean of their batch."""
+    def exceeds(
+        self, losses: npt.NDArray[np.float32], means: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.bool_]:
+        """Return which losses reached the mean of their batch."""
         with np.errstate(invalid="ignore"):  # A comparison with NaN is False, as it should be here.
-            reached = (records.losses >= records.batch_means) & np.isfinite(records.losses)
-        np.maximum.at(self._marks, records.index, np.where(reached, _REACHED, _TRAINED))
+            reached: npt.NDArray[np.bool_] = (losses >= means) & np.isfinite(losses)
+        return reached
 
-    def merge(self, replicas: Replicas) -> None:
-        """Take the largest mark that any rank gave each sample."""
-        self._marks = replicas.maximum(self._marks)
-
-    def end_epoch(self, epoch: int) -> None:
-        """Take the marks of the epoch, and count the samples that it trained."""
-        self._reached = self._marks == _REACHED
-        add_marks(self._trained, self._marks > 0)
-        self._marks[:] = 0
+    def learn(
+        self,
+        epoch: int,
+        losses: npt.NDArray[np.float32] | None,
+        above_mean: npt.NDArray[np.bool_] | None,
+        ranking: Ranking | None,
+    ) -> None:
+        """Take which samples reached the mean, and count those that the epoch trained."""
+        assert losses is not None
+        assert above_mean is not None
+        self._reached = above_mean.copy()
+        add_marks(self._trained, ~np.isnan(losses))

@@ -1,16 +1,15 @@
 """RS2: train a fresh random subset in every epoch."""
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
-from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options
-from fineprune.pruning.policies.even_saving import check_save
-from fineprune.pruning.policies.policy import Policy, prune_count
+from fineprune.pruning.plan import EpochPlan, random_plan
+from fineprune.pruning.policies.even_lengths import checked_save
+from fineprune.pruning.policies.policy import Policy, Training, prune_count
 from fineprune.pruning.random_streams import stream
 
 
@@ -30,58 +29,47 @@ class RS2(Policy):
     Args:
         epochs: Number of training epochs.
         save: The share of all sample-steps to skip, in (0, 1). Every epoch skips this share of the
-            samples, or more if some epochs are annealed. The number of kept samples is rounded up
-            to whole optimizer steps.
+            samples. The number of kept samples is rounded up to whole optimizer steps.
         replacement: Whether the subsets of different epochs are independent of each other.
-        options: The options of every policy; see ``PlanOptions``.
 
     Raises:
         InputError: A value is out of range.
     """
 
     name: ClassVar[str] = "rs2"
-    _setting_names = ("epochs", "save", "replacement")
+    setting_names = ("epochs", "save", "replacement")
 
-    def __init__(
-        self,
-        epochs: float,
-        save: float = 0.35,
-        *,
-        replacement: bool = False,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(epochs, **options)
+    def __init__(self, epochs: float, save: float = 0.35, *, replacement: bool = False) -> None:
+        super().__init__(epochs)
         if not isinstance(replacement, bool):
             raise InputError(f"expected replacement as True or False, got {replacement!r}")
-        shortened = self.epochs - self._annealed
-        self.save = check_save(save, shortened, self.epochs)
-        self._save_per_epoch = save * self.epochs / shortened
+        self.save = checked_save(save, self.epochs, self.epochs)
         self.replacement = replacement
         # The current round and its order. It is made again if it is missing.
         self._round = -1
         self._order: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
-    def bind_seed(self, seed: int) -> None:
-        """Receive the seed from which the orders are derived."""
-        super().bind_seed(seed)
+    def begin(self, training: Training) -> None:
+        """Receive the number of samples, and the seed from which the orders are derived."""
+        super().begin(training)
         self._round = -1
 
-    def num_kept(self, epoch: int) -> int:
-        """Return the number of samples of a subset."""
-        return self._num_samples - prune_count(self._save_per_epoch, self._num_samples)
+    def lengths(self) -> list[int]:
+        """Return the number of samples of a subset, for each epoch."""
+        kept = self._num_samples - prune_count(self.save, self._num_samples)
+        return [kept] * self.epochs
 
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Return the next ``num_kept`` samples of the random order."""
-        assert num_kept is not None
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Return the next ``number`` samples of the random order."""
+        assert number is not None
         if self.replacement:
-            kept = rng.choice(self._num_samples, size=num_kept, replace=False, shuffle=False)
-        else:
-            number, start = divmod(epoch * num_kept, self._num_samples)
-            kept = self._order_of_round(number, num_kept)[start : start + num_kept]
-            missing = num_kept - len(kept)
-            if missing:
-                following = self._order_of_round(number + 1, num_kept)[:missing]
-                kept = np.concatenate([kept, following])
+            return random_plan(epoch, number, self._num_samples, rng)
+        which, start = divmod(epoch * number, self._num_samples)
+        kept = self._order_of_round(which, number)[start : start + number]
+        missing = number - len(kept)
+        if missing:
+            following = self._order_of_round(which + 1, number)[:missing]
+            kept = np.concatenate([kept, following])
         return EpochPlan(epoch, torch.from_numpy(np.sort(kept)))
 
     def _order_of_round(self, number: int, per_epoch: int) -> npt.NDArray[np.int64]:

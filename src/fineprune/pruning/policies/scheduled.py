@@ -1,11 +1,10 @@
-"""ScheduledPolicy: the common part of all policies that follow a ``Schedule``."""
+"""ScheduledPolicy: the common part of the policies that follow a ``Schedule``."""
 
 from dataclasses import asdict
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from fineprune.errors import InputError
-from fineprune.pruning.plan_options import Options
-from fineprune.pruning.policies.policy import Policy, checked_prune, prune_count
+from fineprune.pruning.policies.policy import Policy, Training, checked_prune, prune_count
 from fineprune.pruning.schedule import Schedule
 
 
@@ -15,34 +14,31 @@ class ScheduledPolicy(Policy):
     The arguments are those of ``RandomPruning``.
     """
 
-    _setting_names: ClassVar[tuple[str, ...]] = ("prune",)
+    setting_names: ClassVar[tuple[str, ...]] = ("prune",)
 
-    def __init__(self, schedule: Schedule, prune: float, **options: Unpack[Options]) -> None:
-        super().__init__(**options)
+    def __init__(self, schedule: Schedule, prune: float) -> None:
         if not isinstance(schedule, Schedule):
             raise InputError(f"expected a Schedule, got {type(schedule).__name__}")
+        super().__init__(schedule.epochs)
         self.schedule = schedule
         self.prune = checked_prune(prune)
 
-    @property
-    def epochs(self) -> int:
-        """Number of training epochs."""
-        return self.schedule.epochs
-
-    def bind(self, num_samples: int) -> None:
-        """Receive the number of samples.
+    def begin(self, training: Training) -> None:
+        """Receive the size of the training.
 
         Raises:
             InputError: ``prune`` would leave no sample.
         """
-        super().bind(num_samples)
-        prune_count(self.prune, num_samples)
+        super().begin(training)
+        prune_count(self.prune, training.num_samples)
 
-    def num_kept(self, epoch: int) -> int:
-        """Return N, minus ``prune`` if the epoch prunes."""
-        if not self.schedule.prunes(epoch):
-            return self._num_samples
-        return self._num_samples - prune_count(self.prune, self._num_samples)
+    def lengths(self) -> list[int]:
+        """Return N for each epoch, minus ``prune`` if it prunes."""
+        kept = self._num_samples - prune_count(self.prune, self._num_samples)
+        return [
+            kept if self.schedule.prunes(epoch) else self._num_samples
+            for epoch in range(self.epochs)
+        ]
 
     def settings(self) -> dict[str, Any]:
         """Return the schedule and ``prune``, with which a state must agree."""

@@ -2,18 +2,17 @@
 
 import dataclasses
 import math
-from typing import Any, cast
+from typing import Any
 
 from fineprune.errors import InputError, check_one_of
 from fineprune.importing import check_import_name
-from fineprune.pruning.plan_options import NAMES, Options, PlanOptions
 from fineprune.training.policies import (
+    OF_SOME,
     ONLY_WITH,
     POLICY_NAMES,
     arguments_of,
     defaults_of,
     follows_schedule,
-    takes_options,
     takes_save,
 )
 
@@ -39,8 +38,8 @@ class PruningSettings:
         threshold, first_epoch, returning: Arguments of ``Adaptive``.
         replacement: An argument of ``RS2``.
         trajectory, reference: The arguments of ``AlignPrune``.
-        anneal, rescale: The options of every policy (``PlanOptions``); None for the default of the
-            policy.
+        anneal, rescale: Arguments of ``AlignPrune``, ``InfoBatch`` and ``RePB``; None for the
+            default of the policy.
         arguments: The keyword arguments of a user-defined policy: a table of numbers, strings,
             booleans, lists and tables.
         window, start, attenuation, attenuate, block, count: The arguments of ``Schedule``.
@@ -85,7 +84,6 @@ class PruningSettings:
             _check_arguments("pruning.arguments", self.arguments)
         self._check_applies()
         self._complete()
-        PlanOptions(**self.options())
         if self.policy == "matched" and self.numbers is None:
             raise InputError(
                 'expected pruning.numbers, the samples of each epoch, with policy = "matched", got '
@@ -107,10 +105,6 @@ class PruningSettings:
     def own(self) -> bool:
         """Whether the policy is the user's own. Making it runs the user's code."""
         return ":" in self.policy
-
-    def options(self) -> Options:
-        """Return the options that are set."""
-        return cast(Options, {key: value for key, value in self.given().items() if key in NAMES})
 
     def given(self) -> dict[str, Any]:
         """Return the settings that are not None."""
@@ -143,10 +137,12 @@ class PruningSettings:
                 f"expected pruning.arguments with a policy of your own (module:Class) only, got "
                 f"them with {self.policy!r}: remove them"
             )
-        if not self.own and not takes_options(self.policy) and self.options():
+        for name in OF_SOME:
+            if getattr(self, name) is None or (not self.own and name in arguments_of(self.policy)):
+                continue
             raise InputError(
-                f"expected no pruning.{next(iter(self.options()))} with pruning.policy = "
-                f'"{self.policy}", which has no such option, got one: remove it'
+                f'expected no pruning.{name} with pruning.policy = "{self.policy}", which has no '
+                f"such argument, got one: remove it"
             )
         takes_prune = self.own or "prune" in arguments_of(self.policy)
         if takes_save(self.policy) and not takes_prune and self.prune and self.save is None:
