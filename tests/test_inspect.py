@@ -27,7 +27,6 @@ from fineprune.report.inspection import class_rows, write_inspection
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
-from fineprune.training.data.memory import load_images
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
@@ -112,8 +111,9 @@ def test_the_page_lists_exactly_the_suspects_and_is_the_same_each_time(run, tmp_
 def test_each_card_shows_the_picture_of_its_sample(run, tmp_path):
     inspected = read_inspected(read_runs([run]))
     write_inspection(inspected, tmp_path / "page.html", most=100)
-    loaded = load_images(make_recipe(RECIPE))
-    pictures = dict(zip(loaded.weak.index.tolist(), loaded.train.images.numpy(), strict=True))
+    loaded = load_data(make_recipe(RECIPE))
+    source: Any = loaded.train
+    pictures = dict(zip(loaded.weak.index.tolist(), source.images.images.numpy(), strict=True))
     shown = cards((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert len(shown) == 100
     for card in shown:
@@ -254,8 +254,9 @@ def test_every_sample_has_one_row_the_most_suspicious_first(run, table):
 
 def test_the_suspects_are_wrong_and_the_suggestions_are_right(full, table):
     clean = make_recipe(RECIPE, ["data.label_noise=0.0"])
-    index, labels = load_images(clean).weak.index.tolist(), load_data(clean).labels().tolist()
-    true = dict(zip(index, labels, strict=True))
+    data = load_data(clean)
+    assert data.labels is not None
+    true = dict(zip(data.weak.index.tolist(), data.labels.tolist(), strict=True))
     suspects = table(full)[:20]
     wrong = [row for row in suspects if int(row["label"]) != true[int(row["index"])]]
     assert len(wrong) >= 18
@@ -267,7 +268,7 @@ def test_an_unedited_table_gives_the_labels_of_the_run(run, table, tmp_path):
     data = {**RECIPE["data"], "label_noise": None, "labels": str(tmp_path / "labels.csv")}
     recipe = make_recipe({**RECIPE, "data": data})
     np.testing.assert_array_equal(
-        load_data(recipe).labels().numpy(), read_training_set(run, SAMPLES).trained_labels
+        load_data(recipe).labels, read_training_set(run, SAMPLES).trained_labels
     )
 
 

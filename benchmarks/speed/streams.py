@@ -20,11 +20,11 @@ IMAGES, SHARD, BATCH, SKIPPED = 400, 50, 10, 0.3
 class KeepSome(fp.FullData):
     """Keeps a random part of the samples in every epoch."""
 
-    def num_kept(self, epoch: int) -> int:
-        return int(super().num_kept(epoch) * (1 - SKIPPED))
+    def lengths(self) -> list[int]:
+        return [int(IMAGES * (1 - SKIPPED))] * self.epochs
 
-    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> fp.EpochPlan:
-        kept = np.sort(rng.choice(super().num_kept(epoch), num_kept, replace=False))
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> fp.EpochPlan:
+        kept = np.sort(rng.choice(IMAGES, number, replace=False))
         return fp.EpochPlan(epoch, torch.from_numpy(kept))
 
 
