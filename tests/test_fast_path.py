@@ -12,6 +12,7 @@ from torch import nn
 
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.experiments.compare import plan_runs
+from fineprune.experiments.controls import make_arms
 from fineprune.runs.files import read_metrics
 from fineprune.training import hardware, loop
 from fineprune.training.checkpoint import load_checkpoint
@@ -53,7 +54,7 @@ def test_a_comparison_compiles_all_arms_or_none(tmp_path, seems_to_have_a_gpu):
     data = load_data(recipe())
     for epochs, compilation in {1_050: "on", 900: "off"}.items():
         made = recipe("run.device=cuda", f"training.epochs={epochs}")
-        runs = plan_runs(made, tmp_path, 1, ["full", "shorter"], data)
+        runs = plan_runs(made, tmp_path, 1, make_arms(made, ("full", "shorter"), 320), data)
         assert [run.recipe.run.compile for run in runs] == [compilation] * 2
         assert runs[1].recipe.training.epochs < 1_000
 

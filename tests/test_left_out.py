@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.datasets.digits import load_digits
-from fineprune.errors import InputError
+from fineprune.errors import InputError, Stopped
 from fineprune.experiments.compare import compare
 from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.shown_samples import shown_samples
@@ -26,7 +26,6 @@ from fineprune.training.hardware import resolved
 from fineprune.training.left_out import left_out
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
-from fineprune.training.stop import Stopped
 
 N = 512
 DIGITS = {

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.distributed.all_reduce import RankGroup
-from fineprune.errors import InputError, TrainingDiverged
+from fineprune.errors import InputError, Stopped, TrainingDiverged
 from fineprune.inspection.inspected import read_inspected
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
@@ -26,7 +26,6 @@ from fineprune.training.data import load_data
 from fineprune.training.data.run_data import split
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
-from fineprune.training.stop import Stopped
 
 
 class Noisy(Dataset[tuple[torch.Tensor, int]]):

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.core import TyperGroup
@@ -58,7 +59,8 @@ COMMAND = re.compile(r"(?:^|\s)fineprune [a-z]")
 FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TYPER = get_command(app)
 assert isinstance(_TYPER, TyperGroup)
-VERBS = {verb: _TYPER.get_command(None, verb) for verb in ALL_VERBS}
+_CONTEXT: Any = None  # It is not read.
+VERBS = {verb: _TYPER.get_command(_CONTEXT, verb) for verb in ALL_VERBS}
 
 
 def first_words(line):

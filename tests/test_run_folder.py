@@ -18,14 +18,13 @@ from resuming import checkpoint_number, train_through, train_until
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.errors import InputError, RunError, TrainingDiverged
+from fineprune.errors import InputError, RunError, Stopped, TrainingDiverged
 from fineprune.runs.files import append_metrics, read_metrics, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
-from fineprune.training.stop import Stopped
 from fineprune.writing import cannot_write
 
 RECIPE = {

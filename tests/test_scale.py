@@ -13,6 +13,7 @@ import time
 import xml.dom.minidom
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from made_runs import made_summary
@@ -32,6 +33,7 @@ from fineprune.launch.follow_parent import (
     end_with_parent,
     follow_parent_if_told,
 )
+from fineprune.report.figures import drawing
 from fineprune.report.scaling import figures
 from fineprune.report.scaling.figures import (
     draw_loss,
@@ -280,8 +282,8 @@ def test_staleness_dropped_gradients_and_phases(made_runs):
 
 def test_every_speedup_lies_inside_its_panel(made_runs, monkeypatch):
     """The panels share an axis, and the highest speedup may be in either of them."""
-    limits = []
-    drawn = figures.svg_text
+    limits: list[Any] = []
+    drawn = drawing.svg_text
 
     def noting(figure, title):
         limits.extend(axes.get_ylim() for axes in figure.axes)

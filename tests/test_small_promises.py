@@ -203,7 +203,7 @@ def test_logits_come_with_their_labels():
 
 
 def test_an_epoch_takes_the_padding_of_its_last_batch_and_no_sample_more():
-    ranks = {"num_replicas": 2, "rank": 0}
+    ranks: dict[str, Any] = {"num_replicas": 2, "rank": 0}
     padded = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=10, **ranks)
     for first in range(0, N // 2, 10):
         padded.record(torch.arange(first, first + 10) % N, torch.ones(10))
