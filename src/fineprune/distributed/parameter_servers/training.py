@@ -571,10 +571,11 @@ class Training:
             dead: The indices of the servers that died or hang, each with the reason.
             reason: The reason of the rollback.
         """
+        counts = not dead
         for index, cause in dead.items():
             server = self._servers[index]
             began = server.ready or server.starts > 1
-            server.end({0: cause}, "")
+            counts = server.end({0: cause}, "") or counts
             if not began:
                 raise RunError(
                     "a server died before the training began: check that its node has enough "
@@ -583,8 +584,8 @@ class Training:
                 )
         if self.version > self._furthest_version:
             self._furthest_version, self._fruitless_rollbacks = self.version, 0
-        self._fruitless_rollbacks += 1
-        if self._fruitless_rollbacks == _FRUITLESS_ROLLBACKS:
+        self._fruitless_rollbacks += counts
+        if self._fruitless_rollbacks >= _FRUITLESS_ROLLBACKS:
             raise RunError(
                 f"the servers were rolled back {_FRUITLESS_ROLLBACKS} times without getting beyond "
                 f"version {self._furthest_version}; the last time: {reason}"

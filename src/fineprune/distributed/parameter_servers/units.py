@@ -66,27 +66,32 @@ class Unit:
             self.where[place] = where
             self.report(place, EventKind.STARTED if self.starts == 1 else EventKind.RESTARTED)
 
-    def end(self, dead: Mapping[int, str], reason: str) -> None:
+    def end(self, dead: Mapping[int, str], reason: str) -> bool:
         """Kill all actors, and report it.
 
         Args:
             dead: The places of those that died or hang, each with the reason.
             reason: Why the others have to be started again.
+
+        Returns:
+            Whether one died. Until a lost node is noticed, actors may be placed on it, which then
+            never run.
         """
+        died = {
+            place for place in dead if self.where[place] is not None or dead[place] != LOST_NODE
+        }
         for place in range(len(self.actors)):
-            # Until a lost node is noticed, actors may be placed on it, which then never run.
-            never_ran = self.where[place] is None and dead.get(place) == LOST_NODE
-            died = place in dead and not never_ran
-            self.deaths += died
-            kind = EventKind.DIED if died else EventKind.STOPPED
+            kind = EventKind.DIED if place in died else EventKind.STOPPED
             self.report(place, kind, dead.get(place, reason))
         self.kill()
-        self.fruitless_deaths += bool(dead)
+        self.deaths += len(died)
+        self.fruitless_deaths += bool(died)
         if self.kind is ProcessKind.WORKER and self.fruitless_deaths == _FRUITLESS_DEATHS:
             raise RunError(
                 f"group {self.index} died {self.fruitless_deaths} times without a batch in "
                 f"between; the last time: {next(iter(dead.values()))}"
             )
+        return bool(died)
 
     def kill(self) -> None:
         """Kill all actors without a report."""
