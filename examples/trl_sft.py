@@ -1,4 +1,4 @@
-"""Supervised fine-tuning with TRL. The added and changed lines are marked 1 and 2.
+"""Supervised fine-tuning with TRL. The added and changed lines are marked 1 to 3.
 
     python examples/trl_sft.py
 
@@ -14,12 +14,16 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import SFTConfig
+from trl import SFTConfig, SFTTrainer
 
 import fineprune as fp
-from fineprune.integrations.trl import PruningSFTTrainer  # 1
+from fineprune.integrations.transformers import PruningMixin  # 1
 
 EPOCHS = 3
+
+
+class PruningSFTTrainer(PruningMixin, SFTTrainer):  # 2
+    """Supervised fine-tuning with pruning. A text's loss is the mean over its labelled tokens."""
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -79,7 +83,7 @@ def main(number: int = 640, output_dir: str | None = None) -> PruningSFTTrainer:
         args=args,
         train_dataset=train_set,
         processing_class=tokens,
-        pruning=fp.Adaptive(EPOCHS, save=0.3),  # 2
+        pruning=fp.Adaptive(EPOCHS, save=0.3),  # 3
     )
     trainer.train()
     return trainer

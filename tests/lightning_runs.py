@@ -23,6 +23,8 @@ from fineprune.errors import InputError
 from fineprune.integrations.lightning import DataPruning, record
 
 EPOCHS, BATCH, LABELS = 6, 16, 4
+# What FinePruning and Adaptive learn.
+PER_SAMPLE = ("counts", "chosen", "scores")
 
 
 def make_data():
@@ -85,6 +87,18 @@ class WatchedNet(Net):
         return record(self, F.cross_entropy(logits, y, reduction="none"), logits, y)
 
 
+class Returning(Net):
+    """Its training step returns what a watch records. Its training batches contain the indices."""
+
+    def training_step(self, batch, batch_idx):
+        index, (x, y) = batch
+        logits = self.network(x)
+        return {"loss": F.cross_entropy(logits, y), "index": index, "logits": logits, "labels": y}
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
 class Scheduled(Net):
     """Its learning rate falls to a tenth at a third and two thirds of the training.
 
@@ -140,13 +154,6 @@ class SeedPerBatch(pl.Callback):
         torch.manual_seed(trainer.fit_loop.total_batch_idx)
 
 
-class StopOnce(pl.Callback):
-    """Stops the training within the third epoch, which then ends."""
-
-    def on_train_batch_end(self, trainer, *_):
-        trainer.should_stop |= trainer.fit_loop.total_batch_idx == 30
-
-
 class ValidateElsewhere(pl.Callback):
     """Validates with another ``Trainer`` at the end of each epoch.
 
@@ -172,9 +179,10 @@ def loader(**options):
     return DataLoader(DATA, **{"batch_size": BATCH, "shuffle": True, **options})
 
 
-def ordered_loader(**options):
+def ordered_loader(data=DATA, **options):
     """A loader whose order Lightning alone keeps: that of ``DistributedSampler`` with a seed."""
-    return loader(shuffle=False, sampler=DistributedSampler(DATA, 1, 0, seed=3), **options)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, 1, 0, seed=3)
+    return DataLoader(data, batch_size=BATCH, sampler=sampler, **options)
 
 
 def trainer(*callbacks, **options):

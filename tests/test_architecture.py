@@ -39,7 +39,7 @@ ALLOWED = {
         "writing",
         "__init__",
     },
-    "integrations": {"pruning"},
+    "integrations": {"pruning", "labels"},
     "streams": {"pruning", "writing"},
     "launch": set(),
     "experiments": {"distributed", "labels", "runs", "training", "launch", "writing", "interrupts"},

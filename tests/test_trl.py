@@ -1,6 +1,5 @@
 """Trainers with a compute_loss of their own: as many forward passes as without the pruning."""
 
-import math
 import runpy
 from pathlib import Path
 
@@ -19,15 +18,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from fineprune.integrations.transformers import PruningMixin
-from fineprune.integrations.transformers.model_losses import (
-    fused_losses,
-    token_losses,
-)
-from fineprune.integrations.trl import (
-    PruningDPOTrainer,
-    PruningSFTTrainer,
-    pair_losses,
-)
+from fineprune.integrations.transformers.sample_losses import losses_of_samples
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "trl_sft.py"))
 N, BATCH, EPOCHS = 40, 8, 4
@@ -95,21 +86,42 @@ def pairs(number=N):
     return Dataset.from_list(items)
 
 
+class PruningSFTTrainer(PruningMixin, SFTTrainer):
+    pass
+
+
+class PruningDPOTrainer(PruningMixin, DPOTrainer):
+    pass
+
+
+def pair_losses(outputs, inputs, beta=0.1):
+    """The DPO losses of the page on TRL."""
+    chosen, rejected = outputs["log_probs"].sum(1).chunk(2)
+    margin = (chosen - inputs["ref_chosen_logps"]) - (rejected - inputs["ref_rejected_logps"])
+    return -F.logsigmoid(beta * margin.float())
+
+
 KINDS = {
-    "sft": (SFTTrainer, PruningSFTTrainer, SFTConfig, texts),
-    "dpo": (DPOTrainer, PruningDPOTrainer, DPOConfig, pairs),
+    "sft": (SFTTrainer, PruningSFTTrainer, SFTConfig, texts, {}, {}),
+    "dpo": (
+        DPOTrainer,
+        PruningDPOTrainer,
+        DPOConfig,
+        pairs,
+        {"precompute_ref_log_probs": True},
+        {"sample_losses": pair_losses},
+    ),
 }
 
 
 def trained(kind, folder, policy=None, made=None, more=None, resume=None, **changes):
     """Train with a policy, or with TRL alone; return the trainer and the counts of its passes."""
-    alone, pruning, config, data = KINDS[kind]
+    alone, pruning, config, data, options, needed = KINDS[kind]
     counted = Counted()
-    reference = {"ref_model": EXAMPLE["network"](counted.tokens, 8)} if kind == "dpo" else {}
-    more = {**reference, **(more or {})}
+    more = {**({} if policy is None else needed), **(more or {})}
     trainer = (made or (alone if policy is None else pruning))(
         model=counted.model,
-        args=arguments(config, folder, **changes),
+        args=arguments(config, folder, **{**options, **changes}),
         train_dataset=data(),
         eval_dataset=data(16),
         processing_class=counted.tokens,
@@ -190,35 +202,14 @@ def test_a_resumed_training_equals_the_undisturbed_one(kind, tmp_path):
 
 
 def test_the_losses_of_a_fused_head_are_those_of_the_logits(tmp_path):
-    trainer, _ = trained("sft", tmp_path, POLICY, max_steps=1)
+    trainer, _ = trained("sft", tmp_path, POLICY)
     batch = trainer.data_collator([trainer.train_dataset[number] for number in range(BATCH)])
+    given = {"smoothing": 0.0, "shifts": True, "multi_label": False}
     with torch.no_grad():
-        fused = fused_losses(trainer.model(**batch, fused_lm_head=True))
-        logits = trainer.model(**batch).logits
-    torch.testing.assert_close(fused, token_losses(logits, batch["labels"], shifts_labels=True))
+        passes = trainer.model(**batch, fused_lm_head=True), trainer.model(**batch)
+    fused, plain = (losses_of_samples(outputs, batch["labels"], **given) for outputs in passes)
+    torch.testing.assert_close(fused, plain)
     assert len(set(fused.tolist())) == BATCH
-
-
-def test_the_losses_of_pairs_are_those_of_dpo():
-    """Their mean is compared with the loss of TRL in the first batch of each training above."""
-    log_probs = torch.tensor(
-        [[-1.0, -2.0, 0.0], [-0.5, 0.0, 0.0], [-4.0, 0.0, 0.0], [-1.0, -1.0, 0.0]]
-    )
-    inputs = {
-        "ref_chosen_logps": torch.tensor([-3.5, -1.0]),
-        "ref_rejected_logps": torch.tensor([-3.0, -2.5]),
-    }
-    losses = pair_losses({"log_probs": log_probs}, inputs, beta=0.1)
-    margins = [(-3 + 3.5) - (-4 + 3), (-0.5 + 1) - (-2 + 2.5)]
-    expected = [math.log(1 + math.exp(-0.1 * margin)) for margin in margins]
-    torch.testing.assert_close(losses, torch.tensor(expected))
-
-
-def test_dpo_with_references_computed_in_advance_trains_the_same(tmp_path):
-    whole, _ = trained("dpo", tmp_path, POLICY)
-    advance, passes = trained("dpo", tmp_path, POLICY, precompute_ref_log_probs=True)
-    assert torch.equal(advance.pruner.counts, whole.pruner.counts)
-    assert passes[True] == sum(BATCHES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -228,29 +219,9 @@ def test_the_weights_of_a_policy_reach_the_loss_of_trl(kind, tmp_path):
     assert (one - other).abs().max() > 1e-6
 
 
-def test_a_model_with_an_adapter_is_its_own_reference(tmp_path):
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    adapter = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    more = {"peft_config": adapter, "ref_model": None}
-    trainer, passes = trained("dpo", tmp_path, POLICY, more=more)
-    assert trainer.state.global_step == passes[True] == sum(BATCHES)
-    assert trainer.pruner.counts.sum() > 0
-
-
-def test_another_loss_of_dpo_needs_the_losses_of_pairs(tmp_path):
-    with pytest.raises(InputError, match=r"expected loss_type=\['sigmoid'\], .* got \['hinge'\]"):
-        trained("dpo", tmp_path, POLICY, loss_type=["hinge"])
-
-    def hinge(outputs, inputs):
-        chosen, rejected = outputs["log_probs"].sum(1).chunk(2)
-        margin = (chosen - inputs["ref_chosen_logps"]) - (rejected - inputs["ref_rejected_logps"])
-        return F.relu(1 - 0.1 * margin)
-
-    trainer, passes = trained(
-        "dpo", tmp_path, POLICY, more={"sample_losses": hinge}, loss_type=["hinge"]
-    )
-    assert passes[True] == sum(BATCHES)
-    assert trainer.pruner.counts.sum() > 0
+def test_pairs_need_losses_of_their_own(tmp_path):
+    with pytest.raises(InputError, match=r"expected one loss for each of the 8 samples .*: give"):
+        trained("dpo", tmp_path, POLICY, more={"sample_losses": None})
 
 
 def train_rewards(folder, **more):
@@ -266,7 +237,6 @@ def train_rewards(folder, **more):
         pruning=POLICY,
         **more,
     )
-    trainer._compared = False  # The losses of the first batch are compared with that of TRL.
     trainer.train()
 
 
@@ -276,26 +246,18 @@ def test_rewards_have_no_labels_and_need_the_losses_of_pairs(tmp_path):
         return -F.logsigmoid(chosen - rejected)
 
     train_rewards(tmp_path, sample_losses=losses)
-    with pytest.raises(InputError, match=r"'labels', got .* give the trainer sample_losses="):
+    with pytest.raises(
+        InputError, match="labels of type NoneType: give the trainer sample_losses="
+    ):
         train_rewards(tmp_path)
 
 
-def test_texts_without_padding_are_refused(tmp_path):
+def test_texts_without_padding_have_no_losses(tmp_path):
     packed = {"packing": True, "max_length": 32}
-    with pytest.raises(InputError, match="expected padding_free=False, got True"):
-        trained("sft", tmp_path, POLICY, **packed)
-    with pytest.warns(UserWarning, match=f"of the {N} that it was given, so the indices"):
-        trainer, _ = trained(
-            "sft", tmp_path, fp.FullData(EPOCHS), packing_strategy="wrapped", **packed
-        )
-    assert trainer.pruner.num_samples < N  # A row of several texts is one sample.
-
-
-def test_the_indices_are_those_of_the_texts_that_trl_keeps(tmp_path):
-    """It drops those of which no label fits into ``max_length``."""
-    with pytest.warns(UserWarning, match=r"look them up in trainer\.train_dataset"):
-        trainer, _ = trained("sft", tmp_path, fp.FullData(EPOCHS), max_length=9)
-    assert trainer.pruner.num_samples == len(trainer.train_dataset) < N
+    with pytest.raises(InputError, match="packed into one row have none"):
+        trained("sft", tmp_path, fp.Adaptive(EPOCHS, save=0, rates=[1] * EPOCHS), **packed)
+    trainer, _ = trained("sft", tmp_path, fp.FullData(EPOCHS), packing_strategy="wrapped", **packed)
+    assert trainer.pruner.num_samples == len(trainer.train_dataset) < N  # A row is one sample.
 
 
 # -- the example -----------------------------------------------------------------------------------

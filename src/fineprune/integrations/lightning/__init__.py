@@ -1,21 +1,9 @@
-"""Pruning in the ``Trainer`` of Lightning 2.6, as a callback.
+"""Watching labels and pruning in the ``Trainer`` of Lightning 2.6, as callbacks.
 
-    from fineprune.integrations.lightning import DataPruning, record
-
-    pruning = DataPruning(fp.Adaptive(40, save=0.35))
-    trainer = lightning.Trainer(max_epochs=40, callbacks=[pruning])
-
-In ``training_step``, ``record`` replaces the mean of the losses::
-
-    return record(self, F.cross_entropy(self(x), y, reduction="none"))
-
-Your loader keeps its batches: the callback replaces the sampler, and removes the indices before the
-module sees a batch. Lightning reads the length of the loader again before each epoch, because the
-progress bar and the time of the validation depend on it.
-
-Lightning has no public hook for a loader that is given to ``fit``. The callback therefore uses the
-private attributes ``fit_loop._data_source`` and ``fit_loop._combined_loader``, and the progress of
-the loops in a checkpoint; the tests fail if a release changes these.
+``LabelWatching`` uses public hooks only. ``DataPruning`` replaces the sampler of the loader that
+``fit`` is given, for which Lightning has no public hook: it uses ``fit_loop._data_source`` and
+``fit_loop._combined_loader``, and the progress of the loops in a checkpoint. The tests fail if a
+release changes these.
 """
 
 from fineprune.errors import InputError
@@ -28,7 +16,7 @@ except ImportError as error:
         f"pip install 'fineprune[lightning]'"
     ) from error
 
-from fineprune.integrations.lightning.epochs import DataPruning
-from fineprune.integrations.lightning.losses import record
+from fineprune.integrations.lightning.label_watching import LabelWatching
+from fineprune.integrations.lightning.pruning import DataPruning, record
 
-__all__ = ["DataPruning", "record"]
+__all__ = ["DataPruning", "LabelWatching", "record"]

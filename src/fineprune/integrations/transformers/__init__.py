@@ -1,16 +1,8 @@
-"""Pruning in the ``Trainer`` of ``transformers``.
+"""Watching labels and pruning in the ``Trainer`` of ``transformers``, and in those derived from it.
 
-    from fineprune.integrations.transformers import PruningTrainer
-
-    policy = fp.Adaptive(epochs=8, save=0.3)
-    trainer = PruningTrainer(model, args, train_dataset=train_set, pruning=policy)
-
-The model's own loss is backpropagated, so a policy that skips nothing gives the same weights as the
-``Trainer`` alone. The losses of the samples are computed in addition, without gradients, from the
-outputs of the same forward pass.
-
-A callback cannot change the sampler, the loss or the number of steps, so methods of the ``Trainer``
-are overridden. Some of them are private; ``checks.OVERRIDDEN`` lists them.
+The model's own loss is backpropagated, so a training that skips nothing has the same weights as one
+with the ``Trainer`` alone. Some of the methods that are overridden are private;
+``pruning.OVERRIDDEN`` lists them.
 """
 
 from fineprune.errors import InputError
@@ -24,6 +16,7 @@ except ImportError as error:
         f"pip install 'fineprune[transformers]'"
     ) from error
 
-from fineprune.integrations.transformers.trainer import PruningMixin, PruningTrainer
+from fineprune.integrations.transformers.label_watching import WatchingMixin, WatchingTrainer
+from fineprune.integrations.transformers.pruning import PruningMixin, PruningTrainer
 
-__all__ = ["PruningMixin", "PruningTrainer"]
+__all__ = ["PruningMixin", "PruningTrainer", "WatchingMixin", "WatchingTrainer"]

@@ -1,0 +1,386 @@
+"""``PruningMixin``, which adds the pruning to a ``Trainer``, and ``PruningTrainer``."""
+
+import inspect
+import itertools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import Sampler
+from transformers import Trainer, TrainerCallback
+
+from fineprune.errors import InputError, explaining
+from fineprune.integrations.learning_rates import give_rates
+from fineprune.integrations.transformers.indexed_batches import IndexedBatches
+from fineprune.integrations.transformers.sample_losses import (
+    SampleLosses,
+    classified,
+    divides,
+    labeled,
+    losses_of_samples,
+    predicts_next,
+)
+from fineprune.pruning.policies.policy import Policy, check_is_policy
+from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.sampler import PruningSampler
+
+# The file of a checkpoint that holds the pruner's state.
+STATE_FILE = "pruner.pt"
+
+# The private methods that are overridden, with their parameters in all releases that were tested.
+OVERRIDDEN = {
+    "_get_train_sampler": "train_dataset",
+    "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs "
+    "resume_from_checkpoint trial",
+    "_run_epoch": "model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial "
+    "ignore_keys_for_eval start_time resume_from_checkpoint epochs_trained "
+    "steps_trained_in_current_epoch",
+    "_save_optimizer_and_scheduler": "output_dir",
+    "_load_optimizer_and_scheduler": "checkpoint",
+}
+
+
+class PruningMixin(IndexedBatches):
+    """Adds pruning to a ``Trainer``: ``class Pruning(PruningMixin, MyTrainer)``.
+
+    All arguments of the trainer keep their meaning, and there are no additional forward passes. If
+    the policy uses learning rates and was given none, it receives those of the scheduler, and one
+    line says so. Each call of ``train`` makes a new pruner.
+
+    Args:
+        args: Positional arguments of the trainer.
+        pruning: A policy of ``num_train_epochs`` epochs.
+        sample_losses: A function that computes the losses of the samples, float, shape (B,), from
+            the outputs of the model and the inputs with the labels. It is required for models whose
+            losses are not those of classification, regression or tokens.
+        kwargs: Keyword arguments of the trainer.
+
+    Attributes:
+        pruner: The ``Pruner`` of the last training. If the policy uses the labels of a classifier,
+            as ``fp.Adaptive`` does, it watches them (``pruner.watch``).
+
+    Raises:
+        InputError: An argument of the training would undo the pruning.
+    """
+
+    pruner: Pruner
+    _divides: bool | None = None  # Whether the loss is divided by the labels of the whole step.
+    _state: dict[str, Any] | None = None  # A state to load.
+
+    def __init__(
+        self,
+        *args: Any,
+        pruning: Policy,
+        sample_losses: SampleLosses | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_is_policy(pruning)
+        check_release()
+        super().__init__(*args, **kwargs)
+        self._policy = pruning
+        self._sample_losses = sample_losses
+        self.add_callback(_EndEpoch(self))
+        self._make_pruner()  # Raises its errors now.
+
+    # -- the epochs -----------------------------------------------------------------------------
+
+    def _make_pruner(self) -> None:
+        check_arguments(self, self._policy)
+        args = self.args
+        of_all = args.world_size if not args.accelerator_config.split_batches else 1
+        self.pruner = Pruner(
+            self.train_dataset,
+            self._policy,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            batch_size=args.train_batch_size * of_all,
+            accumulation=args.gradient_accumulation_steps,
+            drop_last=args.dataloader_drop_last,
+            num_replicas=1,  # Accelerate divides the batches among the processes.
+            log=self._log_epoch,
+        )
+        self.pruner.total_steps()  # Raises an InputError if it depends on data.
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader of a new training, and make its pruner."""
+        self._make_pruner()
+        self._divides = None
+        return super().get_train_dataloader()
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return WholeEpochs(self.pruner.sampler)
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """Return what the ``Trainer`` does, with the steps of the policy."""
+        values = list(super().set_initial_training_values(args, dataloader))
+        steps = self.pruner.total_steps()
+        values[3], values[6] = steps * values[4], steps
+        return tuple(values)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make the scheduler as the trainer does, and give its rates to a policy without any."""
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if self.pruner.policy.without_rates:
+            line = give_rates(self.pruner, scheduler, "steps")
+            if self.is_local_process_zero():
+                print(line, file=sys.stderr, flush=True)
+        return scheduler
+
+    def _init_training_state(
+        self,
+        max_steps: Any,
+        num_update_steps_per_epoch: Any,
+        num_train_epochs: Any,
+        resume_from_checkpoint: Any,
+        trial: Any,
+    ) -> tuple[int, int]:
+        super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        self._state = None
+        if resume_from_checkpoint is None:
+            return 0, 0
+        self._state = state = read_state(Path(resume_from_checkpoint, STATE_FILE), self.pruner)
+        epoch, progress = state["epoch"], state["progress"]
+        if progress is None:
+            return epoch, 0
+        # If it was saved between the last batch of an epoch and its end, the next epoch follows.
+        return (epoch + 1, 0) if progress["complete"] else (epoch, progress["batches"])
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self._state is not None:  # By now, the policy has the learning rates.
+            self.pruner.load_state_dict(self._state)
+            if self._state["progress"] is not None and self._state["progress"]["complete"]:
+                self.pruner.end_epoch()
+
+    def _save_optimizer_and_scheduler(self, output_dir: Any) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        self.pruner.synchronize()
+        if self.args.should_save:
+            torch.save(self.pruner.state_dict(), Path(output_dir, STATE_FILE))
+
+    def _run_epoch(self, **given: Any) -> None:
+        epoch = given["epoch"]
+        self.pruner.start_epoch(epoch)
+        batches = len(given["train_dataloader"])
+        if batches != self.pruner.batches(epoch):
+            raise InputError(
+                f"expected a training loader of {self.pruner.batches(epoch)} batches, with the "
+                f"sampler of the trainer, got one of {batches}: leave get_train_dataloader as it "
+                f"is in transformers.Trainer, and give a data_collator"
+            )
+        given["steps_in_epoch"] = batches
+        given["num_update_steps_per_epoch"] = self.pruner.steps(epoch)
+        super()._run_epoch(**given)
+
+    def _log_epoch(self, values: dict[str, float], step: int) -> None:
+        # To log anything unsets what tells the Trainer to log the loss. A subclass that adds its
+        # metrics to the next log must find the one with the loss.
+        wanted = self.control.should_log
+        Trainer.log(self, values)
+        self.control.should_log = wanted
+
+    # -- the losses -----------------------------------------------------------------------------
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Compute the loss as the trainer does and, while training, record the samples' losses.
+
+        If the plan has weights, their effect is added to the loss.
+        """
+        arguments = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
+        index = self._take_index()
+        if index is None:  # This is an evaluation.
+            return super().compute_loss(model, inputs, **arguments)
+        given = dict(inputs)  # The trainer may remove the labels.
+        with outputs_of(model) as passes:
+            result = super().compute_loss(model, inputs, **arguments)
+        if not passes:
+            raise InputError(
+                "expected compute_loss to call the model that it is given, got one that does not: "
+                "call model(**inputs)"
+            )
+        loss = result[0] if return_outputs else result
+        loss = self._record(index, loss, passes[-1], given, num_items_in_batch)
+        return (loss, result[1]) if return_outputs else loss
+
+    def _record(
+        self, index: torch.Tensor, loss: Any, outputs: Any, inputs: Any, num_items: Any
+    ) -> Any:
+        """Record the losses of a batch, and return its loss with the weights of the plan."""
+        pruner, labels = self.pruner, inputs.get((self.label_names or ["labels"])[0])
+        logits = outputs.get("logits") if isinstance(outputs, dict) else None
+        watched = (
+            (logits, labels) if pruner.policy.needs_ranking and classified(logits, labels) else ()
+        )
+        weights = pruner.plan.weights
+        if weights is None and not pruner.policy.learns_from_losses:
+            pruner.record(index, torch.zeros(len(index)), *watched)
+            return loss
+        model = self.accelerator.unwrap_model(self.model)
+        model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
+        shifts = predicts_next(model)
+        with torch.set_grad_enabled(weights is not None):
+            if self._sample_losses is not None:
+                losses = self._sample_losses(outputs, inputs)
+            else:
+                kind = getattr(getattr(model, "config", None), "problem_type", None)
+                losses = losses_of_samples(
+                    outputs,
+                    labels,
+                    smoothing=self.args.label_smoothing_factor,
+                    shifts=shifts,
+                    multi_label=kind == "multi_label_classification",
+                )
+        if losses.shape != index.shape:
+            raise InputError(
+                f"expected one loss for each of the {len(index)} samples of a batch, got losses of "
+                f"shape {tuple(losses.shape)}: give the trainer sample_losses=function(outputs, "
+                f"inputs) if there is one; texts packed into one row have none"
+            )
+        tokens = labeled(labels, shifts=shifts) if isinstance(labels, torch.Tensor) else None
+        tokens = torch.ones_like(index) if tokens is None or len(tokens) != len(index) else tokens
+        scale = self._scale(num_items)
+        if self._divides is None and self._sample_losses is None and loss.isfinite():
+            self._divides = divides(loss.item(), losses, tokens, num_items, scale)
+        pruner.record(index, losses.detach(), *watched)
+        if weights is None:
+            return loss
+        total = num_items if self._divides and num_items is not None else tokens.sum().clamp(min=1)
+        added = pruner.weighted(index, losses) - losses
+        return loss + scale * (tokens * added).sum() / total
+
+    def _scale(self, num_items: Any) -> int:
+        """Return by what the ``Trainer`` multiplies a loss, since DDP averages the gradients."""
+        averages = self.args.average_tokens_across_devices and (
+            self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        )
+        return self.accelerator.num_processes if averages and num_items is not None else 1
+
+
+class PruningTrainer(PruningMixin, Trainer):
+    """The ``Trainer`` of ``transformers`` with pruning; see ``PruningMixin`` for the arguments."""
+
+
+class WholeEpochs(Sampler[int]):
+    """A pruning sampler that begins a resumed epoch at its start, since ``Trainer`` itself skips.
+
+    Args:
+        sampler: The sampler of a pruner with one replica.
+    """
+
+    def __init__(self, sampler: PruningSampler) -> None:
+        self._sampler = sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain(self._sampler.before_start().tolist(), self._sampler)
+
+
+class _EndEpoch(TrainerCallback):
+    """Ends the epoch of the pruner, before the ``Trainer`` logs, evaluates and saves."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the epoch, unless the training stops inside of it and may be resumed there."""
+        pruner, position = self._trainer.pruner, self._trainer.pruner.position
+        whole = position.batches == pruner.batches(position.epoch)
+        if whole or control.should_epoch_stop:
+            pruner.end_epoch()
+
+
+@contextmanager
+def outputs_of(model: torch.nn.Module) -> Iterator[list[Any]]:
+    """Collect the outputs of the passes with gradients through a model inside ``with``."""
+    passes: list[Any] = []
+
+    def keep(model: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        if torch.is_grad_enabled():
+            passes.append(outputs)
+
+    hook = model.register_forward_hook(keep)
+    try:
+        yield passes
+    finally:
+        hook.remove()
+
+
+def read_state(file: Path, pruner: Pruner) -> dict[str, Any]:
+    """Return the state of the pruner in a checkpoint, for a training with steps of the same size.
+
+    Raises:
+        InputError: The file is missing or damaged, or the steps have another size.
+    """
+    advice = (
+        ": resume from another checkpoint, which this trainer saved to its end and without "
+        "save_only_model"
+    )
+    # For damaged files, torch raises many types of exceptions.
+    with explaining(f"expected the pruner in {file}, cannot read it", Exception, advice):
+        state: dict[str, Any] = torch.load(file, weights_only=True)
+        before = state["shape"]
+    if before != asdict(pruner.shape):
+        raise InputError(
+            f"expected to resume with the batches of the checkpoint, {before} (batch_size is that "
+            f"of all processes together), got {asdict(pruner.shape)}: resume with the same numbers"
+        )
+    return state
+
+
+def check_release() -> None:
+    """Raise InputError if this release of transformers has other private methods."""
+    for name, parameters in OVERRIDDEN.items():
+        method = getattr(Trainer, name, None)
+        expected = ["self", *parameters.split()]
+        if method is None or list(inspect.signature(method).parameters) != expected:
+            raise InputError(
+                f"expected transformers 5.19 to 5.24, whose private methods the pruning overrides, "
+                f"got {transformers.__version__} with another Trainer.{name}: install "
+                f"'transformers==5.24.*'"
+            )
+
+
+def check_arguments(trainer: Any, policy: Policy) -> None:
+    """Raise InputError if an argument of the training would undo the pruning."""
+    args = trainer.args
+    own = next(
+        of
+        for of in type(trainer).__mro__
+        if "_get_train_sampler" in vars(of) and not issubclass(of, IndexedBatches)
+    )
+    wanted = {
+        "num_train_epochs": (args.num_train_epochs, policy.epochs),
+        "max_steps": (max(args.max_steps, -1), -1),
+        "auto_find_batch_size": (args.auto_find_batch_size, False),
+        "ignore_data_skip": (args.ignore_data_skip, False),
+        "enable_jit_checkpoint": (getattr(args, "enable_jit_checkpoint", False), False),
+        "train_sampling_strategy": (args.train_sampling_strategy, "random"),
+        "n_gpu": (max(args.n_gpu, 1), 1),
+        "the class with the sampler": (own.__name__, Trainer.__name__),
+    }
+    if args.world_size > 1:
+        config = args.accelerator_config
+        wanted["even_batches"] = (config.even_batches or args.dataloader_drop_last, True)
+        wanted["dispatch_batches"] = (bool(config.dispatch_batches), False)
+        sizes = (trainer.get_tp_size(), trainer.get_cp_size(), trainer.get_sp_size())
+        wanted["tensor, context and sequence parallelism"] = (max(sizes), 1)
+    for name, (given, expected) in wanted.items():
+        if given != expected:
+            raise InputError(
+                f"expected {name}={expected}, since the plan names the samples of each batch, got "
+                f"{given}: set it so, or train without pruning"
+            )
