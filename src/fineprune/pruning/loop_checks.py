@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, explaining, first_line
-from fineprune.labels.batch import NO_LABEL
+from fineprune.errors import InputError, explaining
+from fineprune.labels.batch import NO_LABEL, check_copied
 from fineprune.pruning.epoch import Epoch
 from fineprune.pruning.plan import fingerprint
 from fineprune.pruning.policies.policy import Policy
@@ -101,19 +101,7 @@ def check_first_batch(
     expanded; ranks share the samples, but not what is learned from losses; or the pruner was made
     before the ranks knew each other.
     """
-    if losses.layout != torch.strided:
-        raise InputError(
-            f"expected dense losses, got a tensor with the layout {losses.layout}: give record "
-            f"losses.to_dense()"
-        )
-    try:
-        losses.untyped_storage()
-    except NotImplementedError as error:
-        raise InputError(
-            f"expected a batch outside the transforms of torch.func, got a tensor without memory "
-            f"({first_line(error)}): return it from the function, for example by "
-            f"torch.func.grad(..., has_aux=True), and record it afterwards"
-        ) from None
+    check_copied(losses)
     if policy.learns_from_losses and len(losses) > 1 and losses.stride() == (0,):
         raise InputError(
             f"expected one loss for each of {len(losses)} samples, got one number that was "
