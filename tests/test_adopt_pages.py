@@ -120,6 +120,7 @@ def of_trl(folder):
     tokens = example["tokenizer"]()
     return {
         "SFTConfig": trl.SFTConfig,
+        "SFTTrainer": trl.SFTTrainer,
         "output_dir": str(folder),
         "EPOCHS": 3,
         "model": example["network"](tokens, 8),
@@ -284,8 +285,9 @@ def in_a_plain_loop():
     pruner = fp.Pruner(of["train_set"], policy, batch_size=BATCH)
     for _ in pruner.epochs():
         for index, (x, y) in pruner.loader():
-            losses = F.cross_entropy(of["model"](x), y, reduction="none")
-            pruner.record(index, losses).backward()
+            logits = of["model"](x)
+            losses = F.cross_entropy(logits, y, reduction="none")
+            pruner.record(index, losses, logits, y).backward()
             of["optimizer"].step()
             of["optimizer"].zero_grad()
         of["scheduler"].step()
@@ -304,7 +306,7 @@ def in_a_plain_loop_of_one_cycle():
         for index, (x, y) in pruner.loader():
             of["optimizer"].param_groups[0].update(lr=rate(done), momentum=momentum(done))
             logits = of["model"](x)
-            pruner.record(index, F.cross_entropy(logits, y, reduction="none"))
+            pruner.record(index, F.cross_entropy(logits, y, reduction="none"), logits, y)
             F.cross_entropy(logits, y).backward()
             of["optimizer"].step()
             of["optimizer"].zero_grad()

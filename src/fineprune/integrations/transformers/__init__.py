@@ -2,7 +2,7 @@
 
 The model's own loss is backpropagated, so a training that skips nothing has the same weights as one
 with the ``Trainer`` alone. Some of the methods that are overridden are private;
-``pruning.OVERRIDDEN`` lists them.
+``checks.OVERRIDDEN`` lists them.
 """
 
 from fineprune.errors import InputError

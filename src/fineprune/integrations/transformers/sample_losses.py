@@ -128,5 +128,5 @@ def divides(
         return False
     raise InputError(
         f"expected the model's loss of the first batch to be the mean of the losses of its "
-        f"samples, {mean:.4g}, got {loss:.4g}, so the samples have other losses: {_REMEDY}"
+        f"samples, {mean:.4g}, got {loss:.4g}: {_REMEDY}, whose mean is the loss"
     )
