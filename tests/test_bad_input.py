@@ -156,7 +156,7 @@ COMMANDS = [
     (f"train {QUICK} training.decay=0.5", "training.optimizer = rmsprop or rmsprop-tf only, got"),
     (f"train {QUICK} training.schedule=cosine", "got [6, 9] with 'cosine': set training"),
     (f"train {QUICK} training.zzzz=1", "'zzzz': it has epochs, batch_size, accumulation"),
-    (f"train {QUICK} pruning.save=0.3", "'save': it has prune, tolerance, anneal, rescale"),
+    (f"train {QUICK} pruning.save=0.3", "'save': it has prune, tolerance, window"),
     (f"train {QUICK} pruning.policy=full pruning.prune=0.3", "with pruning.policy = 'full'"),
     (f"train {QUICK} pruning.tolerance=nan", "pruning.tolerance to be a finite number, got nan"),
     (f"train {QUICK} data.label_noise_seed=3", "expected data.label_noise with data.label_noise_s"),

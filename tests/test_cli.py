@@ -254,12 +254,6 @@ def test_plan_says_that_suspects_are_skipped_in_full_epochs_too():
     assert "also skipped, from epoch 6 on: samples whose labels have a score above 0.7" in text
 
 
-def test_plan_says_which_pruned_epochs_are_annealed():
-    options = "plan training.epochs=10 pruning.window=10 pruning.start=5 pruning.anneal=0.2"
-    text = run(*options.split()).stdout
-    assert "pruned epochs: 5 of 10 by Algorithm 2, 1 of which anneal keeps whole" in text
-
-
 SYNC = ["distributed.strategy=sync", "distributed.workers=4"]
 
 
@@ -291,7 +285,7 @@ def test_plan_refuses_numbers_that_depend_on_the_losses():
 
 
 def test_plan_shows_the_samples_of_policies_without_schedules():
-    settings = ("pruning.policy=rs2", "pruning.save=0.35", "pruning.anneal=0.1")
+    settings = ("pruning.policy=infobatch", "pruning.save=0.35", "pruning.anneal=0.1")
     result = run("plan", "recipes/digits.toml", "--json", *settings)
     kept = json.loads(result.stdout)["kept"]
     assert kept[-1] == 1024

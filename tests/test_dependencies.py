@@ -110,7 +110,7 @@ def bare(tmp_path_factory):
 
 
 def test_the_library_trains_with_torch_and_numpy_alone(bare, tmp_path):
-    result = bare("-c", LIBRARY, cwd=tmp_path)
+    result = bare("-c", LIBRARY, tmp_path, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
     assert told["others"] == []

@@ -112,7 +112,8 @@ def test_plan_gives_them_for_a_finished_run(tmp_path):
     assert shown.exit_code == 0, shown.output
     assert "of 128 labels" in shown.stdout
     as_json = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), "--json"])
-    assert json.loads(as_json.stdout)["facts"] == shown.stdout.splitlines()
+    (told,) = json.loads(as_json.stdout)
+    assert told == {"run": str(tmp_path / "run"), "facts": shown.stdout.splitlines()}
     for options in (["--save", "0.3"], ["--samples", "0"], ["training.epochs=3"]):
         result = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), *options])
         assert result.exit_code == 2

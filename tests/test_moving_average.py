@@ -135,9 +135,9 @@ def test_a_stopped_run_is_resumed_bit_for_bit(epoch, batches, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (["training.ema=1"], r"training\.ema above 0 and below 1, got 1"),
-        (["training.ema=0"], r"training\.ema above 0 and below 1, got 0"),
-        (["training.ema=nan"], r"training\.ema above 0 and below 1, got nan"),
+        (["training.ema=1"], r"training\.ema to be below 1, got 1"),
+        (["training.ema=0"], r"training\.ema to be above 0, got 0"),
+        (["training.ema=nan"], r"training\.ema to be a finite number, got nan"),
         (
             ["run.checkpoint_steps=0", "distributed.strategy=sync"],
             r"ema = none .*strategy 'sync'",
