@@ -221,7 +221,7 @@ def test_milestones_are_those_of_multisteplr():
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "quadratic", "one-cycle"])
 def test_rates_have_the_base_rate_as_their_maximum_and_end_near_zero(schedule):
-    changes = (f"training.schedule={schedule}", "training.epochs=10", "training.milestones=none")
+    changes = (f"training.schedule={schedule}", "training.epochs=10", "training.milestones=[]")
     settings = small(*changes).training
     rates = [rate_at(settings, progress) for progress in np.linspace(0, 10, 501)]
     assert max(rates) == pytest.approx(settings.lr)
@@ -232,7 +232,7 @@ def test_rates_have_the_base_rate_as_their_maximum_and_end_near_zero(schedule):
 
 
 def test_a_warmup_rises_to_the_base_rate():
-    changes = ("training.warmup=2", "training.schedule=constant", "training.milestones=none")
+    changes = ("training.warmup=2", "training.schedule=constant", "training.milestones=[]")
     settings = small(*changes).training
     assert rate_at(settings, 0) < 1e-3 * settings.lr
     assert rate_at(settings, 1) == pytest.approx(settings.lr / 2, rel=0.01)
