@@ -1,4 +1,4 @@
-"""fineprune finds wrong labels while a network trains, and saves part of the training.
+"""Data fine-pruning and distributed training strategies, and wrong labels found on the way.
 
 These are its public names. A name is imported when it is first used, so that the command line does
 not import torch before it needs it.

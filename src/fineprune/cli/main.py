@@ -57,7 +57,7 @@ class Verbs(Group):
 app = typer.Typer(
     name="fineprune",
     cls=Verbs,
-    help="Train classifiers on fewer samples and on several processes, and find wrong labels.",
+    help="Data fine-pruning, distributed training strategies, and wrong labels found on the way.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
