@@ -2,26 +2,27 @@
 
     python benchmarks/updates.py
     python benchmarks/updates.py --against ../before    # and another checkout, in turns
-    python benchmarks/updates.py --round-trips          # one message by Ray and by a channel
 
-There are three measurements, each of a training with asynchronous workers and one server:
+Each measurement is a training with asynchronous workers:
 
-- **Overhead**: one worker trains LeNet on batches of 128 samples in memory. The time of an update
-  is divided into data, compute, the bytes (a push and a pull of the same size over a bare link
-  between two processes) and the rest, which is the overhead.
-- **Rate**: eight workers compute nothing. The number of updates per second is what the coordinator
-  sustains on this machine, whose cores it shares with the workers and the server. Its own
-  processor time per update is given, too.
+- **LeNet**: one worker and one server, batches of 128 samples in memory. The time per update, and
+  the processor time of the driver for it.
+- **Idle**: four workers compute nothing. The number of updates per second is what the driver
+  sustains on this machine, whose cores it shares with the workers and the server.
+- **Large**: 25 million parameters and steps that compute nothing, with one worker and one server,
+  and with two of each. The time per update is that of 100 MB each way.
 - **Loading**: loading a batch takes 160 ms and a step takes 160 ms, eight times per epoch. Both
   sleep, so one core is enough.
+- **Start**: from the call until all workers have begun, in the LeNet training.
 
 With ``--against``, the checkouts take turns within each round, so that other load on the machine
-affects both. Medians over the rounds are compared. The machine should be idle.
+affects both. The other one may be the first edition, whose servers had an engine of their own.
+Medians over the rounds are compared. The machine should be idle; the load is printed.
 """
 
 import argparse
 import contextlib
-import importlib
+import functools
 import json
 import os
 import resource
@@ -29,9 +30,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,22 +39,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.link import Link, WireFormat, join_store, open_store
 from fineprune.distributed.strategy import Strategy
 from fineprune.networks.lenet import LeNet
 from fineprune.training.hardware import describe
 
-modules: Any = {}
-for module, name in (("placement", "Places"), ("processes", "cluster")):
-    package = "fineprune.distributed.parameter_servers"
-    try:
-        modules[name] = getattr(importlib.import_module(f"{package}.{module}"), name)
-    except ModuleNotFoundError:  # in a checkout for --against, in which one module holds both
-        modules[name] = getattr(importlib.import_module(f"{package}.ray_cluster"), name)
-
 SAMPLES = 128
-WORKERS = 8
 SLEEP, BATCHES = 0.16, 8
 # The epochs that are measured, after one that warms up.
 EPOCHS = 3
@@ -92,6 +81,13 @@ class Nothing:
         return torch.zeros(len(batch))
 
 
+class Large(Nothing):
+    """The same with many parameters."""
+
+    def __init__(self, elements: int, rank: int) -> None:
+        self.model = nn.Linear(elements, 1, bias=False)
+
+
 class Sleeping(Nothing):
     """A replica that sleeps while it loads and while it computes."""
 
@@ -105,31 +101,50 @@ class Sleeping(Nothing):
 
 
 def make_optimizer(parameters: list[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@contextlib.contextmanager
+def serving(strategy: Strategy, model: nn.Module, build: Callable[[int], Any]) -> Iterator[Any]:
+    """Start a training on servers, with this edition or with the first one."""
+    try:
+        from fineprune.distributed.parameter_servers.start import parameter_servers
+    except ModuleNotFoundError:
+        package = "fineprune.distributed.parameter_servers"
+        names = ("coordinator", "placement", "processes")
+        made: Any = {name: __import__(f"{package}.{name}", fromlist=["_"]) for name in names}
+        places = made["placement"].Places(strategy.groups, servers=strategy.servers)
+        with tempfile.TemporaryDirectory() as folder, made["processes"].cluster(places) as cluster:
+            parts = cluster, strategy, model, build, make_optimizer, Path(folder) / "s"
+            with contextlib.closing(made["coordinator"].Coordinator(*parts)) as training:
+                yield training
+    else:
+        with parameter_servers(strategy, model, build, make_optimizer) as training:
+            yield training
 
 
 def trained(
-    workers: int, model: nn.Module, build: Callable[[int], Any], updates: int
-) -> list[dict[str, float]]:
-    """Train epochs of so many updates; return the times per update of each, in seconds."""
-    strategy = Strategy("async", workers=workers)
+    workers: int, servers: int, model: nn.Module, build: Callable[[int], Any], updates: int
+) -> dict[str, float]:
+    """Return the medians over epochs: seconds and the driver's processor seconds per update."""
+    strategy = Strategy("async", workers=workers, servers=servers, snapshot_every=0)
     batches = list(torch.arange(updates * SAMPLES).split(SAMPLES))
-    places = modules["Places"](strategy.groups, servers=strategy.servers)
     lines = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        modules["cluster"](places) as processes,
-    ):
-        made = Coordinator(processes, strategy, model, build, make_optimizer, Path(folder) / "s")
-        made.wait_for_workers()
+    began = time.perf_counter()
+    with serving(strategy, model, build) as training:
+        training.wait_for_workers()
+        start = time.perf_counter() - began
         for epoch in range(EPOCHS + 1):
             began, own = time.perf_counter(), processor_seconds()
-            result = made.run_epoch(epoch, batches, lambda applied: 0.001)
-            seconds = {"total": time.perf_counter() - began, "own": processor_seconds() - own}
-            seconds |= {phase: result.seconds[phase] for phase in ("data", "compute")}
-            lines.append({name: value / updates for name, value in seconds.items()})
-        made.close()
-    return lines[1:]  # the first epoch warms up
+            result = training.run_epoch(epoch, batches, lambda applied: 0.001)
+            seconds = time.perf_counter() - began - getattr(result, "snapshot_seconds", 0.0)
+            lines.append((seconds / updates, (processor_seconds() - own) / updates))
+    each, own_each = zip(*lines[1:], strict=True)  # the first epoch warms up
+    return {
+        "seconds": statistics.median(each),
+        "driver": statistics.median(own_each),
+        "start": start,
+    }
 
 
 def processor_seconds() -> float:
@@ -138,124 +153,38 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def seconds_of_bytes(elements: int, repeats: int = 200) -> float:
-    """Return the time of a push and a pull of so many elements over a bare link, in seconds."""
-    store = open_store()
-    code = (
-        f"import sys; sys.argv[1:] = ['--answer', '{store.port}', '{elements}', '{repeats}']; "
-        f"exec(compile(open({__file__!r}).read(), {__file__!r}, 'exec'))"
-    )
-    with subprocess.Popen([sys.executable, "-c", code]):
-        link = make_link(store, 0, elements)
-        tensor = torch.zeros(elements)
-        times = []
-        for _ in range(repeats):
-            began = time.perf_counter()
-            link.send(tensor)
-            link.receive(tensor)
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
+def measure(updates: int, elements: int) -> dict[str, float]:
+    """Measure this checkout."""
+    small = nn.Linear(16, 16)
+    large = nn.Linear(elements, 1, bias=False)
+    build = functools.partial(Large, elements)
+    few = max(8, updates // 5)
+    lenet = trained(1, 1, LeNet(), LeNetReplica, updates)
+    idle = trained(4, 1, small, Nothing, 4 * updates)
+    one = trained(1, 1, large, build, few)
+    two = trained(2, 2, large, build, few)
+    loading = trained(1, 1, small, Sleeping, BATCHES)
+    return {
+        "LeNet 1+1, ms per update": 1e3 * lenet["seconds"],
+        "LeNet 1+1, driver's processor ms per update": 1e3 * lenet["driver"],
+        "four idle workers, updates per second": 1 / idle["seconds"],
+        "four idle workers, driver's processor ms per update": 1e3 * idle["driver"],
+        "large 1+1, ms per update": 1e3 * one["seconds"],
+        "large 2+2, ms per update": 1e3 * two["seconds"],
+        "large, driver's processor ms per update": 1e3 * one["driver"],
+        "an epoch of 1.3 s of loading and 1.3 s of computing, s": BATCHES * loading["seconds"],
+        "start, s": lenet["start"],
+    }
 
 
-def answer(port: int, elements: int, repeats: int) -> None:
-    """Be the other end of ``seconds_of_bytes``."""
-    link = make_link(join_store("127.0.0.1", port), 1, elements)
-    tensor = torch.zeros(elements)
-    for _ in range(repeats):
-        link.receive(tensor)
-        link.send(tensor)
-
-
-def make_link(store: Any, side: int, elements: int) -> Link:
-    return Link(store, "bare", side, WireFormat(elements), WireFormat(elements))
-
-
-def measure(updates: int) -> dict[str, float]:
-    """Measure this checkout. The times are in milliseconds, and the rate in updates per second."""
-
-    def median(lines: Sequence[dict[str, float]], name: str) -> float:
-        return statistics.median(line[name] for line in lines)
-
-    model = LeNet()
-    bytes_ms = 1e3 * seconds_of_bytes(sum(p.numel() for p in model.parameters()))
-    lenet = trained(1, model, LeNetReplica, updates)
-    nothing = trained(WORKERS, nn.Linear(16, 16), Nothing, 4 * updates)
-    sleeping = trained(1, nn.Linear(16, 16), Sleeping, BATCHES)
-    result = {name: 1e3 * median(lenet, name) for name in ("total", "data", "compute")}
-    result["bytes"] = bytes_ms
-    result["overhead"] = statistics.median(
-        1e3 * (line["total"] - line["data"] - line["compute"]) - bytes_ms for line in lenet
-    )
-    result["updates per second"] = 1 / median(nothing, "total")
-    result["coordinator"] = 1e3 * median(nothing, "own")
-    result["loading and computing"] = 1e3 * BATCHES * median(sleeping, "total")
-    return result
-
-
-class Echo:
-    """A process that returns what it is sent, by Ray and by a channel."""
-
-    def echo(self, value: int) -> int:
-        return value
-
-    def join(self, address: tuple[str, int], key: bytes) -> None:
-        from fineprune.distributed.parameter_servers.channel import ChannelClosed, join_channel
-
-        channel = join_channel(address, key)
-
-        def answer() -> None:
-            with contextlib.suppress(ChannelClosed):
-                while True:
-                    channel.send(channel.receive())
-
-        threading.Thread(target=answer, daemon=True).start()
-
-
-def round_trips(repeats: int = 300) -> dict[str, float]:
-    """Return the median time of a round trip in each way, in milliseconds."""
-    # Imported here, because a checkout for --against may have no such modules.
-    import ray
-    from ray.dag import InputNode
-
-    from fineprune.distributed.parameter_servers.channel import Listener
-    from fineprune.distributed.parameter_servers.messages import Ready
-    from fineprune.distributed.parameter_servers.ray_session import ray_session
-
-    def median(act: Callable[[], object]) -> float:
-        times = []
-        for _ in range(repeats):
-            began = time.perf_counter()
-            act()
-            times.append(time.perf_counter() - began)
-        return 1e3 * statistics.median(times[repeats // 10 :])
-
-    def through_channel() -> None:
-        channel.send(Ready())
-        channel.receive()
-
-    with ray_session(1):
-        actor: Any = ray.remote(Echo)
-        called, compiled = actor.remote(), actor.remote()
-        listener = Listener("127.0.0.1")
-        ray.get(called.join.remote(listener.address, listener.key))
-        channel = listener.accepted()
-        found = {
-            "channel": median(through_channel),
-            "Ray's call": median(lambda: ray.get(called.echo.remote(1))),
-        }
-        with InputNode() as value:
-            graph = compiled.echo.bind(value).experimental_compile()
-        found["Ray's compiled graph"] = median(lambda: ray.get(graph.execute(1)))
-        graph.teardown()
-        listener.close()
-    return found
-
-
-def measured(checkout: Path, updates: int) -> dict[str, float]:
+def measured(checkout: Path, updates: int, elements: int) -> dict[str, float]:
     """Measure a checkout in a process of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, "--alone", "--updates", str(updates)],
-        env={**os.environ, "PYTHONPATH": str(checkout / "src"), "RAY_worker_niceness": "0"},
+        [
+            *(sys.executable, __file__, "--alone"),
+            *("--updates", str(updates), "--elements", str(elements)),
+        ],
+        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -267,47 +196,40 @@ def measured(checkout: Path, updates: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=200, help="per epoch of LeNet")
+    parser.add_argument("--elements", type=int, default=25_000_000, help="of the large model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout of the project")
-    parser.add_argument("--round-trips", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--answer", nargs=3, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.answer:
-        answer(*options.answer)
-        return
-    if options.round_trips:
-        for what, milliseconds in round_trips().items():
-            print(f"{what}: {milliseconds:.2f} ms")
-        return
     if options.alone:
-        print(json.dumps(measure(options.updates)))
+        print(json.dumps(measure(options.updates, options.elements)))
         return
     checkouts = {"this checkout": Path(__file__).resolve().parents[1]}
     if options.against is not None:
         checkouts = {str(options.against): options.against.resolve()} | checkouts
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
+    loads = []
     for _ in range(options.rounds):
         for name, checkout in checkouts.items():
-            rounds[name].append(measured(checkout, options.updates))
-    about = asdict(describe("cpu", 1)) | {"torch": torch.__version__}
+            loads.append(os.getloadavg()[0])
+            rounds[name].append(measured(checkout, options.updates, options.elements))
+    about = asdict(describe("cpu", 1)) | {"torch": torch.__version__, "loads before": loads}
     if options.json:
         print(json.dumps({"about": about, "rounds": rounds}))
         return
     print(about, f"n = {options.rounds} rounds\n")
     print("| | " + " | ".join(rounds) + " |")
-    print("|---|" + "---|" * len(rounds))
+    print("|---|" + "---:|" * len(rounds))
     for what in next(iter(rounds.values()))[0]:
-        unit = "" if what == "updates per second" else ", ms"
         cells = []
         for lines in rounds.values():
             values = [line[what] for line in lines]
             cells.append(
                 f"{statistics.median(values):,.2f} ({min(values):,.2f}-{max(values):,.2f})"
             )
-        print(f"| {what}{unit} | " + " | ".join(cells) + " |")
+        print(f"| {what} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 from typer.testing import CliRunner
 
-from fineprune.cli.main import app
+from fineprune.cli.main import VERBS, app
 
 ROOT = Path(__file__).resolve().parents[1]
 # Files outside the folder of the pages, to which pages may link. The site has copies of them.
@@ -58,10 +58,8 @@ def _readme() -> str:
 
 def _help_texts() -> str:
     runner = CliRunner()
-    commands = [command.callback for command in app.registered_commands]
-    verbs = sorted(command.__name__ for command in commands if command is not None)
     parts = []
-    for verb in verbs:
+    for verb in sorted(VERBS):
         shown = runner.invoke(app, [verb, "--help"], prog_name="fineprune", terminal_width=80)
         parts.append(f"## {verb}\n\n```text\n{shown.output.strip()}\n```\n")
     return "\n".join(parts)

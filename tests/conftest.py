@@ -16,6 +16,9 @@ from preloaded_python import for_ray_workers, preloaded_python, waiting
 # several threads each would mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Ray reads it when it is imported, which tests do before fineprune does.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
 # Hypothesis fails a slow example by default. How long one takes says more about the machine.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -24,7 +27,7 @@ settings.load_profile("untimed")
 # processes of pytest end at about the same time.
 _LONGEST = (
     "test_kills",
-    "test_coordinator",
+    "test_parameter_servers",
     "test_cli",
     "test_compare",
     "test_all_reduce",
@@ -78,17 +81,11 @@ def python_file(python, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fast_spawn(python_file):
-    """Lets ``multiprocessing`` start its processes in the Python that has imported torch.
-
-    Their parent is that Python, so the runs of a comparison must not watch it. They end with the
-    process that asked for them.
-    """
-    from fineprune.experiments import run_pool
-
+    """Lets ``multiprocessing`` and experiments start processes in the Python with torch."""
     before = multiprocessing.spawn.get_executable()
     multiprocessing.set_executable(python_file)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_pool, "end_with_parent", int)  # does nothing, and can be pickled
+        patch.setattr(sys, "executable", python_file)
         yield
     multiprocessing.set_executable(before)
 

@@ -30,8 +30,7 @@ from pathlib import Path
 _MODULES = (
     "torch",
     "torch._dynamo",
-    "fineprune.distributed.parameter_servers.server",
-    "fineprune.distributed.parameter_servers.worker",
+    "fineprune.distributed.parameter_servers.flat_layout",
     "fineprune.training.recipe_replica",
 )
 # Those that Ray imports, where it is installed. Ray itself does not work in a fork of a process

@@ -16,9 +16,22 @@ def in_session(number):
     return found
 
 
-def wait_until_ended(session, seconds=10):
-    """Wait until all processes of a session have ended, and return those that have not."""
+def wait_until_ended(session, seconds=20):
+    """Wait until all processes of a session have ended, and return those that have not.
+
+    Ray's two agents do not count: they look for their raylet once a minute.
+    """
     deadline = time.monotonic() + seconds
-    while (left := in_session(session)) and time.monotonic() < deadline:
+    while (left := _not_agents(in_session(session))) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
+
+
+def _not_agents(numbers):
+    found = set()
+    for number in numbers:
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{number}/cmdline").read_text()
+            if not command.startswith(("ray::DashboardAgent", "ray::RuntimeEnvAgent")):
+                found.add(number)
+    return found

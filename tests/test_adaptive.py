@@ -390,5 +390,5 @@ def test_a_recipe_gives_the_policy_its_learning_rates():
 
 
 def test_a_recipe_with_a_schedule_can_be_trained_with_the_policy():
-    recipe = make_recipe({"pruning": {"policy": "fine-pruning", "window": 3}})
+    recipe = make_recipe({"pruning": {"policy": "fine-pruning", "window": 3, "prune": 0.3}})
     assert recipe.replaced("pruning", policy="adaptive").policy().name == "adaptive"

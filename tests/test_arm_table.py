@@ -1,14 +1,14 @@
 """Statistics of comparisons, compared with numbers that were computed by hand."""
 
+import dataclasses
 import operator
 from pathlib import Path
 
 import pytest
-from made_runs import made_recipe, made_summary, make_compare, table_rows
+from made_runs import made_summary, make_compare, table_rows
 
 from fineprune.experiments.arm_table import (
     Difference,
-    cost_to_reach,
     grouped,
     paired_difference,
     paired_runs,
@@ -68,37 +68,37 @@ def test_a_row_equals_the_numbers_computed_by_hand():
     assert row.seeds == 3
     assert row.seconds_train == pytest.approx(640 / 3)
     # The seeds save 10 %, 15 % and 5 %. The sums of the seconds would give 8.6 %.
-    assert row.time_saved == pytest.approx(0.10)
+    assert row.time_saved.mean == pytest.approx(0.10)
     # 6 full epochs of 10 s and 4 pruned epochs of 7 s take 88 s instead of 100 s.
     assert row.saved_in_epochs == pytest.approx(0.12)
     assert row.seconds_bookkeeping == 2.0
     assert (row.samples_trained, row.steps) == (880, 88)
     assert row.skipped == pytest.approx(0.12)
     assert row.accuracy_last == pytest.approx(0.905)
-    assert row.accuracy_best3 == pytest.approx(0.915)
+    # The ratios of the times are 0.9, 0.85 and 0.95.
+    assert [full.cost, full.time] == pytest.approx([0.88, 0.9])
 
 
-def test_the_full_row_is_not_compared_with_itself():
-    full = table_rows(small_comparison())[0]
+def test_no_arm_is_compared_with_itself():
+    full, method = table_rows(small_comparison())
     assert full.skipped == 0
-    assert full.time_saved is full.saved_in_epochs is None
-    assert full.last_difference is full.best3_difference is None
+    assert [full.time_saved, full.saved_in_epochs] == [None] * 2
+    assert [method.difference, method.cost, method.time, method.verdict] == [None] * 4
 
 
 def test_the_interval_is_students_interval_of_the_paired_differences():
-    row = table_rows(small_comparison())[1]
+    difference = table_rows(small_comparison())[0].difference
     # The differences -0.005, -0.010 and 0 have mean -0.005 and standard deviation 0.005.
     half = STUDENT_2 * 0.005 / 3**0.5
-    for difference in (row.last_difference, row.best3_difference):
-        assert difference.mean == pytest.approx(-0.005)
-        assert difference.half_width == pytest.approx(half)
-        assert difference.low == pytest.approx(-0.005 - half)
-        assert difference.high == pytest.approx(-0.005 + half)
-        assert difference.pairs == 3
+    assert difference.mean == pytest.approx(-0.005)
+    assert difference.half_width == pytest.approx(half)
+    assert difference.low == pytest.approx(-0.005 - half)
+    assert difference.high == pytest.approx(-0.005 + half)
+    assert difference.pairs == 3
 
 
 def test_the_equivalence_test_agrees_with_the_90_percent_interval():
-    difference = table_rows(small_comparison())[1].last_difference
+    difference = table_rows(small_comparison())[0].difference
     error = 0.005 / 3**0.5
     # The end of the 90 % interval, with the 0.95 quantile for 2 degrees of freedom.
     end = 0.005 + 2.919985580 * error
@@ -108,7 +108,7 @@ def test_the_equivalence_test_agrees_with_the_90_percent_interval():
     # With 2 degrees of freedom, the distribution function of t is 1/2 + t / (2 sqrt(2 + t^2)).
     t = (0.005 - 0.004) / error
     by_hand = 0.5 + t / (2 * (2 + t**2) ** 0.5)
-    assert table_rows(small_comparison())[1].equivalence == pytest.approx(by_hand)
+    assert difference.equivalence(0.004) == pytest.approx(by_hand)
     opposite = Difference(-difference.mean, difference.half_width, 3)
     assert opposite.equivalence(0.004) == pytest.approx(by_hand)
 
@@ -116,24 +116,34 @@ def test_the_equivalence_test_agrees_with_the_90_percent_interval():
 def test_nothing_is_equivalent_without_variation_between_seeds():
     for difference in (Difference(0.0, None, 1), Difference(0.0, 0.0, 3)):
         assert difference.equivalence(0.004) is None
+        assert difference.verdict(0.004) == "no claim"
 
 
-def test_the_cost_of_an_accuracy_ends_with_the_first_evaluation_that_reaches_it():
-    run = make_run("full", 0, 0.9)
-    accuracies = [0.5, None, 0.8, 0.7, 0.9]
-    for number, accuracy in enumerate(accuracies):
-        line = {"seconds": 2.0, "samples": 100 - 10 * number, "test_accuracy": accuracy}
-        run.metrics.append(line)
-    assert cost_to_reach(run, 0.5) == (2.0, 100)
-    assert cost_to_reach(run, 0.75) == (6.0, 270)
-    assert cost_to_reach(run, 0.91) is None
+@pytest.mark.parametrize(
+    ("mean", "half_width", "verdict"),
+    [
+        (0.02, 0.01, "better"),
+        (-0.02, 0.01, "worse"),
+        (0.01, 0.02, "open"),
+        (0.0, 0.0005, "equal"),
+        (0.001, 0.0005, "equal"),  # The interval excludes zero, but is inside the margin.
+    ],
+)
+def test_a_verdict_claims_what_the_interval_shows(mean, half_width, verdict):
+    assert Difference(mean, half_width, 3).verdict(0.004) == verdict
+    assert Difference(mean, None, 1).verdict(0.004) == "no claim"
+    if verdict == "equal":
+        assert Difference(mean, half_width, 3).verdict(0.00001) != verdict
 
 
 def test_a_second_training_costs_the_first_one_too():
     runs = small_comparison()
     for seed, left in ((0, 700), (3, 800)):
         own = {"train_samples": left, "left_out_sha256": str(seed)}
-        runs.append(make_run("second", seed, 0.93, samples=left, seconds=80.0, **own))
+        second = make_run("second", seed, 0.93, samples=left, seconds=80.0, **own)
+        second.recipe["data"] = {"without": "full"}
+        runs.append(second)
+    runs = [dataclasses.replace(run, comparison=Path("c")) for run in runs]
     rows = table_rows(runs)
     (row,) = (row for row in rows if row.arm == "second")
     assert (row.samples_trained, row.seconds_train) == (750, 80)
@@ -143,34 +153,34 @@ def test_a_second_training_costs_the_first_one_too():
 
 
 def test_only_seeds_of_both_arms_are_paired():
-    row = table_rows(
+    full, row = table_rows(
         [*small_comparison()[:3], make_run("full", 0, 0.80), make_run("full", 7, 0.80)]
-    )[1]
-    assert row.seeds == 3
-    assert row.last_difference.pairs == 2
-    assert row.last_difference.mean == pytest.approx(0.0975)
+    )
+    assert (row.seeds, full.seeds, full.difference.pairs) == (3, 2, 2)
+    assert full.difference.mean == pytest.approx(0.0975)
     # 0.095 and 0.100 have standard deviation 0.005 / sqrt(2) and standard error 0.0025.
-    assert row.last_difference.half_width == pytest.approx(STUDENT_1 * 0.0025)
+    assert full.difference.half_width == pytest.approx(STUDENT_1 * 0.0025)
 
 
 def test_one_seed_gives_a_difference_without_an_interval():
-    row = table_rows([make_run("full", 0, 0.90), pruned(0, 0.89)])[1]
-    assert row.last_difference == Difference(pytest.approx(-0.01), None, 1)  # type: ignore[arg-type]
-    assert row.last_difference.low is row.last_difference.high is None
+    row = table_rows([make_run("full", 0, 0.90), pruned(0, 0.89)])[0]
+    assert row.difference == Difference(pytest.approx(-0.01), None, 1)  # type: ignore[arg-type]
+    assert row.difference.low is row.difference.high is None
+    assert row.verdict == "no claim"
 
 
 def test_without_full_runs_nothing_is_compared():
     (row,) = table_rows([pruned(0, 0.89)])
     assert row.time_saved is None
-    assert row.last_difference is row.best3_difference is None
+    assert row.difference is None
     assert row.skipped == pytest.approx(0.12)  # From its own summary.
     assert row.saved_in_epochs == pytest.approx(0.12)
 
 
 def test_full_runs_with_other_seeds_are_not_paired():
-    row = table_rows([make_run("full", 1, 0.90), pruned(0, 0.89)])[1]
-    assert row.time_saved is row.skipped is None
-    assert row.last_difference is None
+    full, row = table_rows([make_run("full", 1, 0.90), pruned(0, 0.89)])
+    assert [row.time_saved, row.skipped] == [None] * 2
+    assert [full.difference, full.verdict, full.cost] == [None] * 3
 
 
 def test_the_skipped_share_of_fewer_epochs_is_relative_to_full():
@@ -183,11 +193,25 @@ def test_the_skipped_share_of_fewer_epochs_is_relative_to_full():
     assert row.saved_in_epochs is None
 
 
-def test_rows_are_in_the_order_of_the_arms_with_unknown_arms_last():
-    arms = ["other", "fewer-epochs", "another", "random", "fine-pruning", "full"]
-    rows = table_rows([make_run(arm, 0, 0.9) for arm in arms])
-    expected = ["full", "fine-pruning", "random", "fewer-epochs", "another", "other"]
-    assert [row.arm for row in rows] == expected
+def test_rows_are_in_the_given_order_with_full_training_first():
+    arms = ["fine-pruning", "random", "full", "fewer-epochs"]
+    runs = [make_run(arm, seed, 0.9) for seed in (1, 0) for arm in arms]
+    (group,) = grouped(runs)
+    assert group.arms == ["full", "fine-pruning", "random", "fewer-epochs"]
+    assert [run.summary.seed for run in group.of("random")] == [0, 1]
+    assert group.method == "fine-pruning"
+
+
+def test_the_method_is_the_policy_of_the_comparisons_recipe(tmp_path):
+    folder = make_compare(tmp_path / "c", arms=["full", "random", "fine-pruning"], seeds=[0])
+    (folder / "recipe.toml").write_text('[pruning]\npolicy = "fine-pruning"\n')
+    (group,) = grouped(read_runs([folder]))
+    assert group.method == "fine-pruning"
+    (folder / "recipe.toml").write_text('[pruning]\npolicy = "full"\n')
+    assert group.method == "random"
+    (folder / "recipe.toml").write_text("[pruning")
+    assert group.method == "random"
+    assert grouped(read_runs([folder / "full-0"]))[0].method is None
 
 
 def test_the_saving_in_epochs_is_none_if_every_epoch_is_pruned():
@@ -225,9 +249,15 @@ def test_runs_are_grouped_by_network():
     assert [group.arms for group in groups] == [["full", "random"], ["full"]]
 
 
-def test_two_comparisons_of_one_network_are_grouped_by_title():
-    runs = [make_run("full", 0, 0.9, title="a"), make_run("full", 0, 0.8, title="b", lr=0.2)]
-    assert [group.label for group in grouped(runs)] == ["lenet on digits, a", "lenet on digits, b"]
+def test_comparisons_are_grouped_by_title_or_folder():
+    def of(title, folder):
+        run = make_run("full", 0, 0.9, title=title)
+        return dataclasses.replace(run, comparison=Path(folder))
+
+    labels = [group.label for group in grouped([of("a", "x"), of("b", "y")])]
+    assert labels == ["lenet on digits, a", "lenet on digits, b"]
+    labels = [group.label for group in grouped([of("a", "x"), of("a", "y")])]
+    assert labels == ["lenet on digits, a, x", "lenet on digits, a, y"]
 
 
 def test_runs_that_cannot_be_compared_are_refused():
@@ -241,34 +271,18 @@ def test_runs_that_cannot_be_compared_are_refused():
         table_rows([make_run("full", 0, 0.9), pruned(0, 0.8, lr=0.2)])
 
 
-def test_settings_are_compared_between_all_arms():
-    runs = [
-        make_run("full", 0, 0.9),
-        make_run("shorter-1.5", 0, 0.9, lr=0.15),
-        make_run("other", 0, 0.9),
-    ]
-    assert len(grouped(runs)) == 1
-    # Both are comparable with the control, whose learning rate may be any.
-    with pytest.raises(ValueError, match=r"full-0 and other-0, in which training.lr is"):
-        grouped([*runs[:2], make_run("other", 0, 0.9, lr=0.5)])
+def test_arms_of_a_comparison_may_differ_in_any_setting_but_not_in_their_data():
+    def of(arm, **values):
+        return dataclasses.replace(make_run(arm, 0, 0.9, **values), comparison=Path("c"))
 
-
-def test_matched_controls_have_the_numbers_of_their_own_seed():
-    runs = [make_run("matched", seed, 0.9) for seed in (0, 1)]
-    for run, number in zip(runs, (80, 81), strict=True):
-        run.recipe["pruning"]["numbers"] = [100, number]
-    assert len(grouped(runs)) == 1
+    assert len(grouped([of("full"), of("shorter-1.5", lr=0.15)])) == 1
+    for other in ({"data_sha256": "of others"}, {"evaluated_on": "validation"}):
+        with pytest.raises(ValueError, match="full-0 and other-0, in which"):
+            grouped([of("full"), of("other", **other)])
+    assert len(grouped([of("full"), of("second", left_out_sha256="some", train_samples=9)])) == 1
 
 
 def test_an_interval_over_equal_differences_has_no_width():
     runs = [make_run("full", seed, 0.75) for seed in (0, 1)]
     runs += [pruned(seed, 0.5) for seed in (0, 1)]
-    assert table_rows(runs)[1].last_difference == Difference(-0.25, 0.0, 2)
-
-
-def test_two_comparisons_of_one_recipe_are_grouped_by_their_folders(tmp_path):
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder, rate in zip(folders, (0.05, 0.01), strict=True):
-        make_compare(folder, recipe=made_recipe(lr=rate), arms=["full"], seeds=[0])
-    labels = [group.label for group in grouped(read_runs(folders))]
-    assert labels == [f"lenet on digits, {folder}" for folder in folders]
+    assert table_rows(runs)[0].difference == Difference(-0.25, 0.0, 2)

@@ -1,9 +1,11 @@
 """Controls and predicted costs, which count the batches that are actually trained."""
 
+import functools
 import json
 import math
 import tomllib
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -12,15 +14,17 @@ from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.experiments.controls import (
     ALL_ARMS,
-    SHORTER,
     arm_recipe,
-    check_arms,
     check_keeps_evidence,
     default_arms,
+    make_arms,
+    with_epochs,
 )
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.registry import POLICIES
+from fineprune.runs.comparison import Arm
 from fineprune.training.forecast import predicted_cost
+from fineprune.training.learning_rate import rate_at
 from fineprune.training.policies import follows_schedule, takes_save
 from fineprune.training.recipe import make_recipe
 
@@ -31,6 +35,11 @@ RECIPE = {
                 "prune": 563},
 }  # fmt: skip
 SERVED = ("distributed.strategy=sync", "distributed.workers=4")
+
+
+def made_arm(recipe, name, num_samples):
+    needed = {"second": ["full"]}.get(name, [])
+    return next(a for a in make_arms(recipe, [*needed, name], num_samples) if a.name == name)
 
 
 def test_the_control_of_equal_cost_counts_the_batches_of_all_workers():
@@ -50,7 +59,7 @@ def test_the_control_of_equal_cost_counts_the_batches_of_all_workers():
 
 @pytest.mark.parametrize(
     ("options", "samples_per_step"),
-    [((), 32), (("--ranks", "4"), 128), (("--set", SERVED[0], "--set", SERVED[1]), 128)],
+    [((), 32), (("--ranks", "4"), 128), ((SERVED[0], SERVED[1]), 128)],
 )
 def test_plan_counts_ranks_and_workers(options, samples_per_step, tmp_path):
     file = tmp_path / "recipe.toml"
@@ -68,41 +77,49 @@ def test_arms_differ_from_the_recipe_in_the_policy_only():
     recipe = make_recipe(RECIPE)
     assert arm_recipe(recipe, "fine-pruning", 1024) == recipe
     for arm in ("full", "random"):
-        assert arm_recipe(recipe, arm, 1024).differences(recipe) == [
-            f'pruning.policy is "{arm}" and "fine-pruning"'
-        ]
+        assert set(made_arm(recipe, arm, 1024).changes) == {"pruning"}
+    same = {"policy": "random", "prune": 563, "window": 60, "start": 30, "attenuation": 2.0}
+    random = made_arm(recipe, "random", 1024).changes["pruning"]
+    assert {name: random[name] for name in same} == same
+    assert made_arm(recipe, "full", 1024).changes == {"pruning": {"policy": "full"}}
 
 
-def test_late_epochs_are_removed_from_the_smallest_rates_first():
-    recipe = adaptive_recipe(0.35)
-    late = arm_recipe(recipe, "fewer-epochs-late", 1280)
-    # 14 of 40 epochs are removed: 7 of 8 at the smallest rate, and 7 of 8 at the one before.
-    assert (late.training.epochs, late.training.milestones) == (26, (12, 24, 25))
-    assert late.pruning.policy == "full"
-    even = arm_recipe(recipe, "fewer-epochs", 1280)
-    assert (even.training.epochs, even.training.milestones) == (26, (8, 16, 21))
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"milestones": [12, 24, 32]},
+        {"milestones": [12, 24, 32], "warmup": 3},
+        {"schedule": "cosine", "warmup": 4},
+        {"schedule": "one-cycle"},
+        {"schedule": "cooldown"},
+        {"schedule": "constant"},
+    ],
+)
+def test_the_shorter_arm_has_the_rates_of_shorter(training):
+    recipe = make_recipe(
+        {
+            "training": {"epochs": 40, "batch_size": 128, **training},
+            "pruning": {"policy": "adaptive", "save": 0.35},
+        }
+    )
+    short = arm_recipe(recipe, "shorter", 1280)
+    rates = functools.partial(rate_at, recipe.training)
+    expected = fp.shorter(rates, 0.35, epochs=40)
+    assert short.training.epochs == len(expected) == 26
+    found = [rate_at(short.training, epoch + 0.5) for epoch in range(26)]
+    assert found == pytest.approx(expected)
+    assert short.pruning.policy == "full"
 
 
-def test_late_epochs_need_milestones_and_an_epoch_for_each_rate():
-    cosine = adaptive_recipe(0.35).replaced("training", schedule="cosine", milestones=())
-    with pytest.raises(InputError, match=r"expected training\.milestones for the arm 'fewer-ep"):
-        arm_recipe(cosine, "fewer-epochs-late", 1280)
+def test_an_arm_needs_an_epoch_for_each_rate():
     with pytest.raises(InputError, match="expected at least one epoch for each of 4 learning"):
-        arm_recipe(adaptive_recipe(0.95), "fewer-epochs-late", 12_800)
+        arm_recipe(adaptive_recipe(0.95), "shorter", 12_800)
 
 
-def test_the_shorter_schedule_is_late_with_steps_and_falls_as_a_parabola_else():
-    steps = adaptive_recipe(0.35)
-    assert arm_recipe(steps, "shorter", 1280) == arm_recipe(steps, "fewer-epochs-late", 1280)
-    fast = arm_recipe(steps, "shorter-1.5", 1280).training
-    assert fast.lr == pytest.approx(1.5 * steps.training.lr)
-    smooth = steps.replaced("training", schedule="cosine", milestones=(), warmup=4)
-    short = arm_recipe(smooth, "shorter", 1280).training
-    assert (short.schedule, short.epochs, short.warmup) == ("quadratic", 26, 3)
-    cycle = arm_recipe(smooth.replaced("training", schedule="one-cycle", warmup=0), "shorter", 1280)
-    assert (cycle.training.schedule, cycle.training.warmup) == ("quadratic", 8)
-    constant = arm_recipe(smooth.replaced("training", schedule="constant"), "shorter", 1280)
-    assert constant.training.schedule == "constant"
+def test_epochs_and_rates_are_shortened_in_proportion():
+    short = arm_recipe(adaptive_recipe(0.35), "shorter", 1280)
+    shorter = with_epochs(short, 13)
+    assert shorter.training.rates == short.training.rates[1::2]
 
 
 def test_the_rates_of_a_shorter_schedule():
@@ -140,7 +157,7 @@ def test_the_adaptive_arm_saves_as_much_as_the_recipes_schedule():
     recipe = make_recipe({"training": {"epochs": 40, "batch_size": 128}, "pruning": pruning})
     adaptive = arm_recipe(recipe, "adaptive", 1280)
     assert adaptive.pruning.policy == "adaptive"
-    assert adaptive.pruning.save == predicted_cost(recipe, 1280).skipped_share == 0.25
+    assert adaptive.pruning.arguments["save"] == predicted_cost(recipe, 1280).skipped_share == 0.25
     assert predicted_cost(adaptive, 1280).steps == predicted_cost(recipe, 1280).steps
     assert default_arms(adaptive) == ("full", "adaptive", "shorter")
 
@@ -150,27 +167,22 @@ def test_every_policy_of_the_registry_is_an_arm():
     assert len(set(ALL_ARMS)) == len(ALL_ARMS)
 
 
-def test_the_shorter_controls_differ_in_the_learning_rate_only():
-    recipe = adaptive_recipe(0.35)
-    plain, larger = (arm_recipe(recipe, name, 1280) for name in ("shorter", "shorter-1.5"))
-    assert larger.training.lr == pytest.approx(0.15)
-    assert larger.replaced("training", lr=0.1) == plain
-
-
 def test_a_matched_control_needs_the_arm_that_it_matches():
     with pytest.raises(InputError, match=r"the arm 'adaptive' beside 'matched', .* add 'ad"):
-        check_arms(adaptive_recipe(0.35), ["full", "matched"], 1280)
-    check_arms(adaptive_recipe(0.35), ["matched", "adaptive"], 1280)
+        make_arms(adaptive_recipe(0.35), ["full", "matched"], 1280)
+    make_arms(adaptive_recipe(0.35), ["matched", "adaptive"], 1280)
 
 
 def test_a_second_training_needs_the_first_one_and_its_evidence():
     recipe = adaptive_recipe(0.35)
     assert arm_recipe(recipe, "second", 1280) == arm_recipe(recipe, "full", 1280)
     with pytest.raises(InputError, match=r"the arm 'full' beside 'second', .*: add 'full'"):
-        check_arms(recipe, ["adaptive", "second"], 1280)
+        make_arms(recipe, ["adaptive", "second"], 1280)
+    second = made_arm(recipe, "second", 1280)
+    assert (second.needs, second.takes) == ("full", "suspects")
     third = recipe.replaced("data", without="runs/first")
     with pytest.raises(InputError, match=r"expected no data.without with the arm 'second', whi"):
-        check_arms(third, ["full", "second"], 1280)
+        make_arms(third, ["full", "second"], 1280)
     check_keeps_evidence(recipe, 65)
     with pytest.raises(InputError, match=r"expected run.history = true, got false: set it, or"):
         check_keeps_evidence(recipe.replaced("run", history=False), 10)
@@ -179,11 +191,11 @@ def test_a_second_training_needs_the_first_one_and_its_evidence():
         check_keeps_evidence(served, 65)
     # A recipe that skips nothing is enough for it.
     full = recipe.replaced("pruning", policy="full")
-    check_arms(full, ["full", "second"], 1280)
+    make_arms(full, ["full", "second"], 1280)
     assert arm_recipe(full, "second", 1280) == full
 
 
-@pytest.mark.parametrize("arm", ["matched", "fewer-epochs", "shorter-2"])
+@pytest.mark.parametrize("arm", ["matched", "fewer-epochs", "shorter"])
 def test_a_control_of_a_recipe_that_skips_nothing_is_refused(arm):
     nothing = make_recipe(RECIPE, ["pruning.prune=0"])
     with pytest.raises(InputError, match=f"a recipe that skips samples for the arm '{arm}"):
@@ -199,7 +211,7 @@ def test_a_schedule_is_found_for_an_adaptive_recipe(arm):
     found = arm_recipe(recipe, arm, 12_800)
     method = FinePruning.for_saving(40, 0.35, [12, 24, 32])
     assert found.schedule() == method.schedule
-    assert found.pruning.prune == method.prune
+    assert found.pruning.arguments["prune"] == method.prune
     assert make_recipe(tomllib.loads(found.to_toml())) == found
     assert predicted_cost(found, 12_800).skipped_share == pytest.approx(0.35, abs=0.01)
     late = recipe.replaced("training", milestones=(12, 40))
@@ -214,10 +226,33 @@ def test_no_schedule_is_found_for_a_recipe_that_saves_nothing():
 def test_one_adaptive_recipe_gives_every_arm_about_the_same_cost():
     recipe = adaptive_recipe(0.35)
     saving = [arm for arm in ALL_ARMS if takes_save(arm) or follows_schedule(arm)]
-    for arm in (*saving, *SHORTER):
+    for arm in (*saving, "shorter", "fewer-epochs"):
         made = arm_recipe(recipe, arm, 12_800)
         share = predicted_cost(made, 12_800).samples / (40 * 12_800)
         assert share == pytest.approx(0.65, abs=0.01), arm
+
+
+def test_no_arm_keeps_a_setting_of_another_policy():
+    """A weighted InfoBatch recipe has options that would make other methods of its controls."""
+    recipe = adaptive_recipe(0.35).replaced("pruning", policy="infobatch", save=0.35)
+    assert recipe.pruning.arguments["rescale"]
+    for name, policy in (("rs2", fp.RS2(40)), ("repb", fp.RePB(40)), ("adaptive", None)):
+        made = arm_recipe(recipe, name, 12_800)
+        assert made.pruning.arguments["save"] == 0.35
+        if policy is not None:
+            assert made.policy().settings() == policy.settings()
+    scheduled = arm_recipe(recipe, "random", 12_800)
+    assert not {"anneal", "rescale"} & scheduled.pruning.arguments.keys()
+
+
+def test_the_changes_of_an_arm_are_data_that_make_its_recipe():
+    recipe = adaptive_recipe(0.35)
+    for arm in make_arms(recipe, ("full", "rs2", "random", "shorter"), 12_800):
+        as_json = msgspec.json.decode(msgspec.json.encode(arm), type=Arm)
+        assert as_json == arm
+        made = recipe.changed(as_json.changes)
+        assert recipe.changes_to(made) == arm.changes
+        assert set(arm.changes) <= {"pruning", "training"}
 
 
 def adaptive_recipe(save):

@@ -95,9 +95,9 @@ def test_more_names_than_classes_are_an_error_with_two_remedies(attributes, wrap
 def test_more_given_names_than_classes_are_an_error(tmp_path):
     watch = watched([0, 1] * (N // 2), 2)
     for names in (["a", "b", "c"], {0: "a", 1: "b", 2: "c"}):
-        with pytest.raises(InputError, match="the names of 2 classes, got 3"):
+        with pytest.raises(InputError, match=r"the names of 2 classes, .* got 3"):
             watch.page(tmp_path / "page.html", names=names)
-        with pytest.raises(InputError, match="the names of 2 classes, got 3"):
+        with pytest.raises(InputError, match=r"the names of 2 classes, .* got 3"):
             watch.facts(names)
 
 

@@ -68,8 +68,7 @@ def test_digits_have_the_shape_of_cifar():
 
 
 def test_digits_are_the_originals_pixel_for_pixel():
-    from sklearn import datasets
-
+    datasets = pytest.importorskip("sklearn.datasets")
     source = datasets.load_digits()
     originals: dict[bytes, list[int]] = {}
     for image, label in zip(source.images, source.target, strict=True):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fineprune.cli.main import main
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.batches import BatchKey
 from fineprune.distributed.parameter_servers.events import (
     LOGGER,
     Event,

@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.experiments.compare import plan_runs
+from fineprune.experiments.controls import make_arms
 from fineprune.runs.files import read_metrics
 from fineprune.training import hardware, loop
 from fineprune.training.checkpoint import load_checkpoint
@@ -20,7 +22,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.recipe import make_recipe
-from fineprune.training.settings.training import OPTIMIZERS, TrainingSettings
+from fineprune.training.settings.training import OptimizerName, TrainingSettings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -52,7 +54,7 @@ def test_a_comparison_compiles_all_arms_or_none(tmp_path, seems_to_have_a_gpu):
     data = load_data(recipe())
     for epochs, compilation in {1_050: "on", 900: "off"}.items():
         made = recipe("run.device=cuda", f"training.epochs={epochs}")
-        runs = plan_runs(made, tmp_path, 1, ["full", "shorter"], data)
+        runs = plan_runs(made, tmp_path, 1, make_arms(made, ("full", "shorter"), 320), data)
         assert [run.recipe.run.compile for run in runs] == [compilation] * 2
         assert runs[1].recipe.training.epochs < 1_000
 
@@ -129,7 +131,8 @@ def test_the_end_of_an_epoch_waits_for_every_kind_of_device(monkeypatch):
 
 @needs_gpu
 @pytest.mark.parametrize(
-    ("compiling", "optimizer"), [("on", "sgd"), *(("off", name) for name in OPTIMIZERS)]
+    ("compiling", "optimizer"),
+    [("on", "sgd"), *(("off", name) for name in get_args(OptimizerName))],
 )
 def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
     def watched(state, epoch, totals, save, stop):

@@ -58,7 +58,7 @@ def test_predictions_are_known_exactly_for_trained_samples(whole):
 
 
 def test_the_prediction_is_the_label_if_its_probability_is_above_one_half(whole):
-    labels = load_data(make_recipe(RECIPE)).labels().numpy()
+    labels = load_data(make_recipe(RECIPE)).labels
     history = read_history(whole, 200)
     sure = np.nan_to_num(history.losses, nan=9.0) < np.log(2) - 0.01
     assert sure.any()

@@ -243,7 +243,6 @@ def test_recording_on_a_gpu_never_waits_and_gives_the_same(classes, monkeypatch)
 
 
 @pytest.mark.parametrize(("classes", "limit"), [(10, 40), (64, 148), (1000, 100), (40_000, 120)])
-@pytest.mark.filterwarnings("ignore:ranking the labels of 40,000 classes")
 def test_a_sample_takes_this_many_bytes(classes, limit):
     samples = 64
     stored = sums(fp.LabelWatch(samples, classes))

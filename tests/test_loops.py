@@ -474,27 +474,19 @@ def gaps_noticed(records):
     "records",
     [
         lambda number, index: index if number % 2 else index[:0],
-        lambda number, index: index if number % 4 else index[:0],
+        lambda number, index: index if number != 3 else index[:0],
         lambda number, index: index[index % 2 == 0],
         lambda number, index: index if number < 5 else index[:0],
     ],
-    ids=["every second batch", "three of four", "samples with a label", "breaks off"],
+    ids=["every second batch", "all but one", "samples with a label", "breaks off"],
 )
 def test_a_loop_that_records_fewer_samples_than_planned_is_told_once(records):
     (said,) = gaps_noticed(records)
     assert "record every batch and every sample of it" in said
 
 
-@pytest.mark.parametrize(
-    "records",
-    [
-        lambda number, index: index if number != 3 else index[:0],
-        lambda number, index: index[index % 12 != 0],
-    ],
-    ids=["leaves out one batch", "leaves out a twelfth of the samples"],
-)
-def test_a_loop_with_few_gaps_is_not_warned_of_them(records):
-    assert not gaps_noticed(records)
+def test_a_loop_that_leaves_out_a_few_samples_of_its_batches_is_not_warned_of_them():
+    assert not gaps_noticed(lambda number, index: index[index % 12 != 0])
 
 
 @pytest.mark.parametrize("policy", ["random", "fine-pruning"])

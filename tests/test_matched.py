@@ -95,8 +95,10 @@ def test_numbers_that_are_not_rounded_give_no_cost_in_advance():
         (["pruning.numbers=[128, 77]"], "expected numbers with one value for each of 3 epochs, g"),
         (["pruning.mean_weights=[1]"], "expected mean_weights with one value for each of 3 epoch"),
         (["pruning.numbers=[128, 0, 9]"], "expected each of numbers to be a whole number of at"),
-        (["pruning.mean_weights=[1, nan, 1]"], "expected finite mean_weights, got nan"),
-        (["pruning.policy=rs2"], 'expected pruning.numbers with pruning.policy = "matched"'),
+        (
+            ["pruning.mean_weights=[1, nan, 1]"],
+            "pruning.mean_weights to be a finite number, got nan",
+        ),
     ],
 )
 def test_wrong_numbers_are_refused(changes, message):
@@ -125,7 +127,7 @@ def test_plan_shows_the_numbers_of_the_control(tmp_path):
 
 
 def test_missing_and_impossible_numbers_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"expected pruning\.numbers, the samples of each epoch"):
+    with pytest.raises(InputError, match=r"expected pruning\.numbers, got none: set it"):
         make_recipe({"pruning": {"policy": "matched"}})
     with pytest.raises(InputError, match="expected numbers of at most 128, the number of samples"):
         train(make_recipe(RECIPE, ["pruning.numbers=[128, 129, 1]"]), tmp_path / "run")

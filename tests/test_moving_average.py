@@ -101,7 +101,7 @@ def test_the_average_of_all_steps_is_evaluated_in_place_of_the_weights(tmp_path,
 
     made = build_network("resnet18", 4, 3)
     made.load_state_dict(average["average"]["network"])
-    with epoch_local.local_training(recipe, RankGroup(), None, StopRequest()) as state:
+    with epoch_local.local_training(recipe, RankGroup(), tmp_path, None, StopRequest()) as state:
         evaluation = evaluate(made, state.data.evaluation, "cpu", state.autocast, 4)
     last, other = (read_metrics(tmp_path / n / "metrics.jsonl")[-1] for n in ("average", "plain"))
     assert (last["test_loss"], last["test_accuracy"]) == (evaluation.loss, evaluation.accuracy)
@@ -135,9 +135,9 @@ def test_a_stopped_run_is_resumed_bit_for_bit(epoch, batches, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (["training.ema=1"], r"training\.ema above 0 and below 1, got 1"),
-        (["training.ema=0"], r"training\.ema above 0 and below 1, got 0"),
-        (["training.ema=nan"], r"training\.ema above 0 and below 1, got nan"),
+        (["training.ema=1"], r"training\.ema to be below 1, got 1"),
+        (["training.ema=0"], r"training\.ema to be above 0, got 0"),
+        (["training.ema=nan"], r"training\.ema to be a finite number, got nan"),
         (
             ["run.checkpoint_steps=0", "distributed.strategy=sync"],
             r"ema = none .*strategy 'sync'",

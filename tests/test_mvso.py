@@ -47,7 +47,7 @@ def test_the_settings_are_those_of_the_paper(recipe: Recipe):
 def test_the_page_has_the_settings_of_each_configuration(recipe: Recipe):
     """The epochs of a row are those of its images trained, with 1.2 million images."""
     page = (ROOT / "docs/mvso.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d) \| `--set (.*)` \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (\d) \| `(training.*)` \|$", page, re.MULTILINE)
     changed = {int(nodes): make_recipe(recipe.as_dict(), more.split()) for nodes, more in rows}
     shapes = {
         nodes: (made.distributed.workers, made.distributed.servers)
@@ -66,7 +66,7 @@ def test_the_configurations_fit_the_papers_nodes(nodes, workers, servers, recipe
     (tmp_path / "mvso.toml").write_text(recipe.to_toml())
     changes = [f"distributed.workers={workers}", f"distributed.servers={servers}"]
     arguments = ["slurm", tmp_path / "mvso.toml", "--nodes", nodes, "--gpus", 4, "--cpus", 16]
-    result = CliRunner().invoke(app, [*map(str, arguments), "--set", *changes])
+    result = CliRunner().invoke(app, [*map(str, arguments), *changes])
     assert result.exit_code == 0, result.output
     assert f"--min-nodes {nodes} " in result.output
     assert "--num-cpus=16 --num-gpus=4" in result.output

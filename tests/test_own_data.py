@@ -5,30 +5,27 @@ import os
 import random
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from processes import in_session, wait_until_ended
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from fineprune.datasets.loader_process import LoaderPool, TrainingLoader
+from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.distributed.all_reduce import RankGroup
-from fineprune.errors import InputError
+from fineprune.errors import InputError, Stopped, TrainingDiverged
 from fineprune.inspection.inspected import read_inspected
-from fineprune.inspection.per_class import class_rows, confusion
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run
 from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.data import load_data
 from fineprune.training.data.run_data import split
-from fineprune.training.data.seeded_samples import SeededSamples, sample_fetch
-from fineprune.training.data.user import own_data
-from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
-from fineprune.training.stop import Stopped
 
 
 class Noisy(Dataset[tuple[torch.Tensor, int]]):
@@ -202,32 +199,37 @@ def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
 
 
 def test_the_random_numbers_of_a_sample_depend_only_on_seed_epoch_and_index():
-    samples = SeededSamples(Noisy(96, noise=True), seed=3)
-    one = samples[1, 5][1][0]
-    loader = DataLoader(samples, batch_size=None, sampler=[(0, 5), (1, 7), (1, 5)], num_workers=2)
-    first, other, same = (x for _, (x, _) in loader)
-    assert torch.equal(same, one)
-    noise = {
-        float((x - samples.dataset.x[i]).mean()) for x, i in ((first, 5), (other, 7), (one, 5))
-    }
-    assert len(noise) == 3
+    def noise(workers, epoch, order, size):
+        source: Any = load_data(recipe("run.seed=3", f"data.workers={workers}")).train
+        batches = source.open().batches(torch.tensor(order), epoch, size)
+        found = [
+            (i, x) for index, (xs, _) in batches for i, x in zip(index.tolist(), xs, strict=True)
+        ]
+        return {i: float((x - source.dataset.x[i]).mean()) for i, x in found}
+
+    alone, together = noise(0, 1, [5], 1), noise(2, 1, [7, 9, 5, 4], 2)
+    assert alone[5] == together[5]
+    assert len({alone[5], together[7], noise(0, 0, [5], 1)[5]}) == 3
 
 
-def reading_parents():
-    return lambda _: os.getppid()
+class ParentOf(Labels):
+    """Samples that say which process loads them, with the noise of a random transform."""
+
+    def __getitem__(self, index):
+        return os.getppid() + torch.rand(1, 1, 1, dtype=torch.float64), 0
 
 
-def missing():
-    raise InputError("expected the folder of this data set, got none")
+def parents():
+    return ParentOf([0, 1] * 16), ParentOf([0, 1] * 16)
 
 
 def test_the_loader_processes_of_a_worker_load_what_it_would_load_itself():
     settings = recipe("data.workers=2")
-    index, alone = torch.tensor([5, 90, 7]), own_data(settings.replaced("data", workers=0))
-    made = own_data(settings)
-    assert made.make_fetch() is made.make_fetch()
+    index = torch.tensor([5, 90, 7])
+    alone = load_data(settings.replaced("data", workers=0)).train.open()
+    reader = load_data(settings).train.open()
     for epoch in (0, 1):
-        expected, got = alone.make_fetch()(index, epoch), made.make_fetch()(index, epoch)
+        expected, got = alone.batch(index, epoch), reader.batch(index, epoch)
         assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
@@ -235,8 +237,9 @@ def test_the_loader_processes_of_a_worker_load_what_it_would_load_itself():
     "forkserver" not in multiprocessing.get_all_start_methods(), reason="there is no fork server"
 )
 def test_loader_processes_are_not_forked_from_a_process_with_threads():
-    [parent] = LoaderPool(1, reading_parents).map([None])
-    assert parent != os.getpid()
+    settings = recipe("data.workers=1", "network.classes=2", function="parents")
+    x, _ = load_data(settings).train.open().batch(torch.tensor([0]), 0)
+    assert int(x) != os.getpid()
 
 
 ORPHAN = """
@@ -272,14 +275,20 @@ def test_a_loader_process_whose_training_died_before_it_began_ends(method, tmp_p
 
 
 def test_there_are_no_more_loader_processes_than_batches():
-    loader = TrainingLoader(range(10), batch_size=4, num_workers=50)
+    loader = TrainingLoader(range(10), [[0], [1], [2]], num_workers=50)
     assert loader.num_workers == 3
 
 
+def missing():
+    if multiprocessing.parent_process() is not None:
+        raise InputError("expected the folder of this data set, got none")
+    return noisy()
+
+
 def test_what_a_data_set_says_in_a_loader_process_reaches_the_run():
-    fetch = sample_fetch(missing, seed=0, workers=1, device="cpu")
+    reader = load_data(recipe("data.workers=1", function="missing")).train.open()
     with pytest.raises(InputError, match="expected the folder of this data set, got none"):
-        fetch(torch.tensor([0]), 0)
+        reader.batch(torch.tensor([0]), 0)
 
 
 def generator_states():
@@ -289,7 +298,7 @@ def generator_states():
 
 def test_the_users_generators_are_restored():
     states = generator_states()
-    _ = SeededSamples(Noisy(8, noise=True), seed=0)[0, 1]
+    _ = list(load_data(recipe()).train.open().batches(torch.arange(9), 1, 4))
     after = generator_states()
     assert torch.equal(states[0], after[0])
     assert states[1:] == after[1:]
@@ -315,12 +324,14 @@ def test_a_split_that_the_function_draws_is_the_same_in_every_process(tmp_path, 
     monkeypatch.syspath_prepend(tmp_path)
     settings = recipe("data.name=drawing:data", "network.classes=2")
     states = generator_states()
-    first = own_data(settings).train.dataset.indices
+    train: Any = load_data(settings).train
+    first = train.dataset.indices
     after = generator_states()
     assert torch.equal(states[0], after[0])
     assert states[1:] == after[1:]
     _ = torch.rand(1), np.random.rand(), random.random()  # noqa: NPY002
-    assert own_data(settings.replaced("run", seed=5)).train.dataset.indices == first
+    again: Any = load_data(settings.replaced("run", seed=5)).train
+    assert again.dataset.indices == first
 
 
 def unseeded():
@@ -332,14 +343,14 @@ def unseeded():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_function_that_returns_other_data_later_is_refused(workers, tmp_path, monkeypatch):
     changed = recipe("network.classes=2", f"data.workers={workers}", function="unseeded")
-    begun = own_data(changed)
+    begun = load_data(changed)
     with pytest.raises(InputError, match="the data with which the run began, got different data"):
-        own_data(changed, begun.samples_digest)
+        load_data(changed, begun.fingerprint)
     if workers:
         with pytest.raises(
             InputError, match="the data with which the run began, got different data"
         ):
-            begun.make_fetch()(torch.tensor([0]), 0)
+            begun.train.open().batch(torch.tensor([0]), 0)
     monkeypatch.setattr(RankGroup, "gather", lambda ranks, own: [own, "that of another rank"])
     with pytest.raises(InputError, match=r"the same data from .* on all ranks, got different data"):
         train(changed, tmp_path / "run")
@@ -360,8 +371,8 @@ def own_generator():
 @pytest.mark.parametrize("function", ["noisy_test", "own_generator", "fractions"])
 def test_random_transforms_and_seeds_do_not_make_other_data(function):
     made = recipe("network.classes=2", function=function)
-    begun = own_data(made).samples_digest
-    assert own_data(made.replaced("run", seed=5), begun).samples_digest == begun is not None
+    begun = load_data(made).fingerprint
+    assert load_data(made.replaced("run", seed=5), begun).fingerprint == begun is not None
 
 
 def other_classes():
@@ -382,7 +393,7 @@ def one_class_less():
 )
 def test_a_test_set_with_other_classes_is_refused(function, wrong):
     with pytest.raises(InputError, match=f"expected the same attribute classes .*{wrong}"):
-        own_data(recipe(function=function))
+        load_data(recipe(function=function))
 
 
 def drawing():
@@ -397,7 +408,7 @@ def test_the_initial_weights_do_not_depend_on_what_the_function_draws(tmp_path, 
 
 
 def test_pixels_that_are_not_numbers_are_no_random_transforms():
-    assert own_data(recipe("data.validation=32", function="with_gaps")).num_samples == 64
+    assert load_data(recipe("data.validation=32", function="with_gaps")).num_samples == 64
 
 
 def test_validation_uses_samples_without_random_transforms(tmp_path):
@@ -432,14 +443,8 @@ def test_a_test_sample_with_nan_is_wrong_and_said(tmp_path, caplog):
     assert f"epoch 2: the network returns NaN for {dark} of 32 samples of the test" in caplog.text
     assert summary.accuracy_last is not None
     assert summary.accuracy_last <= 1 - dark / 32
-    (run,) = read_inspected([read_run(tmp_path / "run")])
-    assert [row.accuracy for row in class_rows(run, None, 2)] == [
-        0,
-        summary.accuracy_last * 32 / (32 - dark),
-    ]
-    matrix = confusion(run, 2)
-    assert matrix is not None
-    assert matrix.sum() == 32 - dark
+    inspected = read_inspected([read_run(tmp_path / "run")])
+    assert inspected.recognised() == [0, summary.accuracy_last * 32 / (32 - dark)]
 
 
 def test_the_datasets_that_the_function_returns_are_checked(tmp_path):

@@ -15,14 +15,16 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from fineprune.cli.main import VERBS as ALL_VERBS
 from fineprune.cli.main import app
-from fineprune.cli.options import all_changes, split_changes
+from fineprune.cli.options import split_changes
 from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.controls import arm_recipe, default_arms
 from fineprune.training.recipe import read_recipe
@@ -43,7 +45,6 @@ WHY_NOT = {
     "git": "it needs an address to clone from",
     ".venv/bin/pre-commit": "it changes the settings of the clone",
     "sbatch": "it needs Slurm; test_slurm.py runs the scripts",
-    "while": "it trains for hours",
 }
 # Why a training is not run here. Its settings are resolved to a recipe.
 WHY_NOT_TRAINED = {
@@ -58,7 +59,8 @@ COMMAND = re.compile(r"(?:^|\s)fineprune [a-z]")
 FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TYPER = get_command(app)
 assert isinstance(_TYPER, TyperGroup)
-VERBS = _TYPER.commands
+_CONTEXT: Any = None  # It is not read.
+VERBS = {verb: _TYPER.get_command(_CONTEXT, verb) for verb in ALL_VERBS}
 
 
 def first_words(line):
@@ -130,7 +132,7 @@ def trained(tmp_path_factory):
         invoke("train", "recipes/weak-labels.toml", "--out", "runs/first", *tiny(64))
         for name in ("weak-labels", "digits-compare", "tutorial", "paper/lenet"):
             shutil.copytree("runs/first", f"runs/{name}")
-        invoke("relabel", "runs/first", "--out", "made.csv")
+        invoke("inspect", "runs/first", "--labels", "made.csv")
     return folder
 
 
@@ -144,7 +146,7 @@ def folder(trained, tmp_path, monkeypatch):
 def tiny(batch_size):
     """Settings for four batches per epoch, one evaluation and one checkpoint."""
     once = ("training.evaluate_every=100", "training.evaluate_last=1", "run.checkpoint_every=100")
-    return "--set", f"data.train_size={4 * batch_size}", *once
+    return f"data.train_size={4 * batch_size}", *once
 
 
 def invoke(*arguments):
@@ -208,18 +210,17 @@ def check_fineprune(arguments, *, launched):
     # Unknown verbs, options and missing arguments are errors.
     params = VERBS[verb].make_context(verb, list(rest)).params
     if verb == "scale":
-        texts, more = split_changes(params["configurations"])
-        recipe = read_recipe(params["recipe"], all_changes(params["changes"], more))
+        texts, changes = split_changes(params["configurations"])
+        recipe = read_recipe(params["recipe"], changes)
         for text in texts:
             configured(recipe, configuration(text), same_update=params["same_update"])
     elif verb == "compare":
-        recipe = read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))
+        recipe = read_recipe(params["recipe"], params["changes"] or ())
         named = params["arms"]
         for arm in named.split(",") if named else default_arms(recipe):
             arm_recipe(recipe, arm, num_samples=50_000)
     elif verb == "train":
-        changes = all_changes(params["changes"], params["more"])
-        recipe = read_recipe(params["recipe"], changes)
+        recipe = read_recipe(params["recipe"], params["changes"] or ())
         what = "served" if recipe.distributed.served else recipe.data.name
         what = "resumed" if params["resume"] else what
         what = "long" if recipe.training.epochs > 50 else what
@@ -229,7 +230,7 @@ def check_fineprune(arguments, *, launched):
             Path("made.csv").rename(recipe.data.labels)
         if params["out"] is not None:
             shutil.rmtree(params["out"], ignore_errors=True)
-        assert "last-epoch accuracy" in invoke(*arguments, *tiny(recipe.training.batch_size))
+        assert "accuracy " in invoke(*arguments, *tiny(recipe.training.batch_size))
     else:
         invoke(*(file for word in arguments for file in expanded(word)))
         if params.get("out") is not None:

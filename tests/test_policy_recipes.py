@@ -1,16 +1,18 @@
 """Policies and their options in recipes, including a policy of the user's own."""
 
+import inspect
 import sys
 from typing import Any
 
 import pytest
 import torch
-from fineprune.pruning.plan_options import PlanOptions
 
 import fineprune as fp
 from fineprune.errors import InputError
+from fineprune.pruning.policies.registry import POLICIES
 from fineprune.training.data import load_data
 from fineprune.training.loop import train
+from fineprune.training.policies import follows_schedule
 from fineprune.training.recipe import make_recipe, read_recipe
 
 OWN = """
@@ -72,7 +74,6 @@ def recipe_of(pruning, **sections):
         ({"policy": "infobatch"}, fp.InfoBatch(8)),
         ({"policy": "infobatch", "prune": 0.3}, fp.InfoBatch(8, 0.3)),
         ({"policy": "infobatch", "save": 0.2}, fp.InfoBatch(8, save=0.2)),
-        ({"policy": "infobatch", "save": 0.2, "prune": 0}, fp.InfoBatch(8, save=0.2)),
         (
             {"policy": "infobatch", "anneal": 0.0, "rescale": False},
             fp.InfoBatch(8, anneal=0.0, rescale=False),
@@ -86,17 +87,17 @@ def recipe_of(pruning, **sections):
         ),
         ({"policy": "rs2"}, fp.RS2(8)),
         (
-            {"policy": "rs2", "save": 0.5, "replacement": True, "anneal": 0.25},
-            fp.RS2(8, 0.5, replacement=True, anneal=0.25),
+            {"policy": "rs2", "save": 0.5, "replacement": True},
+            fp.RS2(8, 0.5, replacement=True),
         ),
-        ({"policy": "full", "anneal": 0.25}, fp.FullData(8, anneal=0.25)),
+        ({"policy": "full"}, fp.FullData(8)),
         (
-            {"policy": "random", "window": 4, "prune": 0.3, "anneal": 0.5},
-            fp.RandomPruning(fp.Schedule(8, 4, 0), 0.3, anneal=0.5),
+            {"policy": "random", "window": 4, "prune": 0.3},
+            fp.RandomPruning(fp.Schedule(8, 4, 0), 0.3),
         ),
         (
-            {"policy": "fine-pruning", "window": 4, "prune": 0.3, "rescale": True},
-            fp.FinePruning(fp.Schedule(8, 4, 0), 0.3, rescale=True),
+            {"policy": "fine-pruning", "window": 4, "prune": 0.3, "tolerance": 0.1},
+            fp.FinePruning(fp.Schedule(8, 4, 0), 0.3, 0.1),
         ),
     ],
 )
@@ -108,25 +109,52 @@ def test_a_recipe_makes_the_policy_and_survives_a_round_trip(pruning, expected, 
     for policy in (recipe.policy(), again.policy()):
         assert type(policy) is type(expected)
         assert policy.settings() == expected.settings()
-        assert policy.plan_options == expected.plan_options
 
 
 def test_the_recipe_of_a_run_says_what_the_defaults_of_a_policy_are():
-    infobatch = recipe_of({"policy": "infobatch"}).pruning
-    assert (infobatch.prune, infobatch.save) == (0.5, None)
-    assert (infobatch.anneal, infobatch.rescale) == (0.125, True)
-    rs2 = recipe_of({"policy": "rs2"}).pruning
-    assert (rs2.save, rs2.replacement) == (0.35, False)
-    scheduled = recipe_of({"policy": "random", "window": 4}).pruning
-    assert (scheduled.prune, scheduled.save, scheduled.anneal) == (0.0, None, None)
+    infobatch = recipe_of({"policy": "infobatch"}).pruning.arguments
+    assert infobatch == {"prune": 0.5, "anneal": 0.125, "rescale": True}
+    rs2 = recipe_of({"policy": "rs2"}).pruning.arguments
+    assert rs2 == {"save": 0.35, "replacement": False}
+    scheduled = recipe_of({"policy": "random", "window": 4, "prune": 0.2}).pruning.arguments
+    assert (scheduled["start"], scheduled["block"], scheduled["count"]) == (0, 1, 1)
 
 
 def test_a_recipe_can_set_the_threshold_of_adaptive():
     recipe = recipe_of({"policy": "adaptive", "save": 0.3, "threshold": 1.5, "first_epoch": 3})
     settings = recipe.policy().settings()
     assert (settings["threshold"], settings["first_epoch"]) == (1.5, 3)
-    with pytest.raises(InputError, match=r'no pruning\.anneal with pruning\.policy = "adaptive"'):
-        recipe_of({"policy": "adaptive", "save": 0.3, "anneal": 0.2})
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_argument_of_a_policy_is_a_setting(policy):
+    """A policy that gets an argument has a setting, with its type and its default."""
+    parameters = inspect.signature(POLICIES[policy]).parameters
+    made = {"epochs", "rates", "schedule", "options"}
+    names = set(parameters) - made
+    given: dict[str, Any] = {"window": 4, "prune": 0.3} if follows_schedule(policy) else {}
+    given |= {"numbers": [5] * 8} if policy == "matched" else {}
+    given |= {"trajectory": 3} if policy == "align-prune" else {}
+    arguments = recipe_of({"policy": policy, **given}).pruning.arguments
+    for name in names:
+        default = parameters[name].default
+        if name not in given and default is not None:
+            assert arguments[name] == default
+        with pytest.raises(InputError, match=rf"expected pruning\.{name} to be .*, got \{{"):
+            recipe_of({"policy": policy, **given, name: {"a": 1}})
+
+
+def test_another_policy_keeps_the_schedule_or_the_saving_and_nothing_else():
+    fine = {"policy": "fine-pruning", "window": 4, "start": 2, "prune": 0.3, "tolerance": 0.1}
+    sections = {"training": {"epochs": 8}, "pruning": fine}
+    random = make_recipe(sections, ["pruning.policy=random"]).pruning.arguments
+    assert (random["window"], random["start"], random["prune"]) == (4, 2, 0.3)
+    assert "tolerance" not in random
+    assert make_recipe(sections, ["pruning.policy=full"]).pruning.arguments == {}
+    assert make_recipe(sections, ["pruning.policy=rs2"]).pruning.arguments["save"] == 0.35
+    saving = {"training": {"epochs": 8}, "pruning": {"policy": "infobatch", "save": 0.2}}
+    rs2 = make_recipe(saving, ["pruning.policy=rs2", "pruning.replacement=true"])
+    assert rs2.pruning.arguments == {"save": 0.2, "replacement": True}
 
 
 SERVED = {"distributed": {"strategy": "sync", "workers": 2}}
@@ -135,22 +163,26 @@ SERVED = {"distributed": {"strategy": "sync", "workers": 2}}
 @pytest.mark.parametrize(
     ("pruning", "sections", "message"),
     [
-        ({"policy": "rs2", "arguments": {"a": 1}}, {}, "expected pruning.arguments with a policy"),
-        ({"policy": "infobatch", "replacement": True}, {}, "expected pruning.replacement with"),
-        ({"policy": "rs2", "prune": 0.3}, {}, "expected pruning.save with"),
-        ({"policy": "repb", "prune": 0.3}, {}, "expected pruning.save with"),
-        ({"policy": "repb", "trajectory": 3}, {}, "expected pruning.trajectory with"),
+        ({"policy": "full", "prune": 0.3}, {}, "known key in .pruning., got 'prune': it has no"),
+        ({"policy": "adaptive", "anneal": 0.2}, {}, "got 'anneal': .*policy = 'adaptive'"),
+        ({"policy": "infobatch", "replacement": True}, {}, "got 'replacement': it has prune"),
+        ({"policy": "rs2", "prune": 0.3}, {}, "got 'prune': it has save, replacement"),
+        ({"policy": "repb", "trajectory": 3}, {}, "got 'trajectory': it has save"),
         ({"policy": "align-prune"}, {}, "expected trajectory below 7"),
-        ({"policy": "infobatch", "prune": 0.3, "save": 0.2}, {}, "set one of them to 0"),
-        ({"policy": "a:B", "save": 0.3}, {}, "got pruning.save = 0.3: put it into"),
-        ({"policy": "a:B", "prune": 0.3}, {}, "got pruning.prune = 0.3: put it into"),
-        ({"policy": "a:B", "anneal": 2.0}, {}, "expected anneal"),
+        ({"policy": "infobatch", "prune": 0.3, "save": 0.2}, {}, "expected either prune or save"),
+        ({"policy": "random", "window": 4}, {}, "expected pruning.prune, got none: set it"),
+        ({"policy": "random", "prune": 0.3}, {}, "expected either pruning.window .* got neither"),
         ({"policy": "a b:C"}, {}, "expected pruning.policy in the form module:attribute"),
         ({"policy": "rs3"}, {}, "did you mean 'rs2'"),
-        ({"policy": "a:B", "arguments": 3}, {}, "expected pruning.arguments to be table, got 3"),
-        ({"policy": "a:B", "arguments": {"x": float("inf")}}, {}, "arguments.x as a finite"),
-        ({"policy": "rs2", "anneal": "much"}, {}, "expected pruning.anneal to be float"),
-        ({"policy": "a:B", "replacement": True}, {}, "expected pruning.replacement with"),
+        ({"policy": 3}, {}, "expected pruning.policy to be a text, got 3"),
+        ({"policy": "a:B", "x": float("inf")}, {}, "pruning.x to be a finite number, got inf"),
+        ({"policy": "a:B", "x": {"y": [float("nan")]}}, {}, "x.y to be a finite number, got nan"),
+        (
+            {"policy": "infobatch", "anneal": "much"},
+            {},
+            "anneal to be a number, got 'much'",
+        ),
+        ({"policy": "rs2", "replacement": 1}, {}, "pruning.replacement to be true or false, got"),
     ],
 )
 def test_settings_that_a_policy_does_not_have_are_refused(pruning, sections, message):
@@ -167,9 +199,7 @@ def test_parameter_servers_train_with_weights():
 
 def test_a_recipe_names_a_policy_and_its_arguments(own_policies, tmp_path):
     arguments = {"start": 3, "names": ["a", 'b"\\'], "deep er": {"x": 0.5, "on": True}}
-    recipe = recipe_of(
-        {"policy": "own_policies:Half", "arguments": arguments, "anneal": 0.25, "window": 4}
-    )
+    recipe = recipe_of({"policy": "own_policies:Half", **arguments})
     assert "own_policies" not in sys.modules  # Only making the policy runs the user's code.
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     again = read_recipe(tmp_path / "recipe.toml")
@@ -179,7 +209,6 @@ def test_a_recipe_names_a_policy_and_its_arguments(own_policies, tmp_path):
     assert policy.epochs == 8
     assert policy.start == 3
     assert policy.more == {"deep er": {"x": 0.5, "on": True}}
-    assert policy.plan_options == PlanOptions(anneal=0.25)
 
 
 @pytest.mark.parametrize(
@@ -191,11 +220,11 @@ def test_a_recipe_names_a_policy_and_its_arguments(own_policies, tmp_path):
         ("own_policies:no_policy", {}, "to make a fineprune.Policy, got int"),
         ("own_policies:no_policy", {"x": 1}, r"when called with \(8, x=1\)"),
         ("own_policies:other_length", {}, "for 8 epochs, got 9"),
-        ("own_policies:WithoutMethods", {}, "base class, got one without num_kept, select"),
+        ("own_policies:WithoutMethods", {}, "base class, got one without select"),
     ],
 )
 def test_what_is_no_policy_is_refused(name, arguments, message, own_policies):
-    recipe = recipe_of({"policy": name, "arguments": arguments})
+    recipe = recipe_of({"policy": name, **arguments})
     with pytest.raises(InputError, match=message):
         recipe.policy()
 
@@ -208,11 +237,11 @@ SMALL = {
 
 
 def test_a_run_with_an_own_policy_trains_what_it_says(own_policies, tmp_path):
-    pruning = {"policy": "own_policies:Half", "arguments": {"start": 1}, "anneal": 0.3}
+    pruning = {"policy": "own_policies:Half", "start": 1}
     recipe = make_recipe({**SMALL, "training": {"epochs": 3, "batch_size": 32}, "pruning": pruning})
     numbers = []
     train(recipe, tmp_path / "run", on_epoch=lambda metrics: numbers.append(metrics["samples"]))
-    assert numbers == [256, 128, 256]
+    assert numbers == [256, 128, 128]
 
 
 OWN_DATA = """

@@ -1,14 +1,16 @@
 """Ray as training uses it: what it lets in, prints and leaves behind, and where it puts servers."""
 
 import os
+import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,19 +20,20 @@ from fineprune.runs.files import read_metrics
 
 pytest.importorskip("ray")
 
-from ray._private import utils
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
-from fineprune.distributed.parameter_servers import end_ray
-from fineprune.distributed.parameter_servers.events import ProcessKind
-from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
-from fineprune.distributed.parameter_servers.processes import Cluster, RemoteError, _cause, _Host
-from fineprune.distributed.parameter_servers.ray_session import (
-    RayHealth,
-    RayLost,
-    _own_sigterm,
-    ray_session,
+from fineprune.distributed.parameter_servers.failures import (
+    Failure,
+    RemoteError,
+    cause_of,
+    dead_actor,
+    failure_of,
+    told_as_text,
 )
+from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
+from fineprune.distributed.parameter_servers.ray_session import ray_session
+from fineprune.distributed.parameter_servers.server import Actor
+from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.errors import InputError, RunError
 
 
@@ -47,74 +50,111 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", ":6379", "ray://127.0.0.1:10001"])
+@pytest.mark.parametrize("address", ["127.0.0.1", ":6379", "a:b", "ray://127.0.0.1:10001"])
 def test_an_address_that_is_none_is_one_line(address, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(InputError, match="HOST:PORT"), ray_session(1):
         pass
 
 
+# A process of its own, because the thread that waits for Ray cannot be ended.
+JOIN = """
+import sys
+from fineprune.distributed.parameter_servers import ray_session
+ray_session._START_SECONDS = 1.0
+try:
+    with ray_session.ray_session(1, lambda: sys.argv[1] == "stop"):
+        pass
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("host", "what", "said"),
+    [
+        ("127.0.0.1", "wait", r"RunError Ray at .* did not answer within 1 s\n"),
+        ("[::1]", "wait", r"RunError Ray at .* did not answer within 1 s\n"),
+        ("127.0.0.1", "stop", r"RayLost the start of Ray was stopped.*\n"),
+    ],
+)
+def test_an_address_where_another_program_listens_is_one_line(host, what, said):
+    """Ray itself would try for a quarter of an hour, deaf to signals."""
+    family = socket.AF_INET6 if "[" in host else socket.AF_INET
+    with socket.create_server((host.strip("[]"), 0), family=family) as other:
+        done = subprocess.run(
+            [sys.executable, "-c", JOIN, what],
+            env={**os.environ, "RAY_ADDRESS": f"{host}:{other.getsockname()[1]}"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 0
+    assert re.fullmatch(said, done.stdout)
+
+
 def test_a_process_that_ray_killed_for_its_memory_is_explained():
     told = "2 worker(s) were killed due to the node running low on memory.\n ..."
-    assert _cause(OutOfMemoryError(told)).startswith("Ray killed it because the memory of its node")
+    reason = cause_of(OutOfMemoryError(told))
+    assert reason.startswith("Ray killed it because the memory of its node")
+
+
+def test_the_end_of_rays_own_processes_is_no_death_of_a_worker():
+    error = RayActorError(error_msg="The actor is dead because its owner has died. Owner Id: 01")
+    with pytest.raises(RayLost, match=r"^Ray's process raylet .* continue with --resume$"):
+        cause_of(error)
+
+
+def test_the_death_of_who_made_an_argument_is_told_from_ones_own():
+    death = RayActorError(actor_id="ab")
+    assert dead_actor(death) == "ab"
+    assert dead_actor(RayTaskError("step", "told", death)) == "ab"
+    assert dead_actor(RayTaskError("step", "told", Failure("other", "line", "trace"))) is None
+
+
+def fail(error):
+    """Return what the driver raises if a method of an actor raises an error."""
+
+    @told_as_text
+    def method():
+        raise error
+
+    with pytest.raises(Failure) as raised:
+        method()
+    sent = pickle.loads(pickle.dumps(raised.value))
+    of_an_argument = RayTaskError("step", "told", RayTaskError("update", "told", sent))
+    assert failure_of(of_an_argument).line == sent.line
+    return failure_of(RayTaskError("step", "told", sent)).again()
+
+
+LOADER = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback\nOSError: torn"
 
 
 @pytest.mark.parametrize(
     ("cause", "kind", "said"),
     [
         (RunError("31 of 1000 images are broken"), RunError, "^31 of 1000 images are broken$"),
-        (OSError(28, "No space left on device"), RunError, "^no space left .* x.py, line 3"),
+        (InputError("expected a file"), InputError, "^expected a file$"),
+        (OSError(28, "No space left on device"), RunError, "^no space left .* line"),
         (MemoryError("Unable to allocate"), RunError, "^out of memory: MemoryError: Unable to"),
-        (OSError(5, "Input/output error"), RemoteError, "^OSError: .* x.py, line 3"),
+        (OSError(5, "Input/output error"), RemoteError, r"^OSError: .*test_ray_session.py, line"),
+        (RuntimeError(LOADER), RemoteError, "^RuntimeError: OSError: torn .in a worker"),
+        (lambda: None, RemoteError, "^TypeError"),
     ],
 )
-def test_a_failure_of_a_worker_that_explains_itself_is_one_line(cause, kind, said, monkeypatch):
-    def get(end, timeout):
-        raise RayTaskError("run", 'File "x.py", line 3\n', cause)
-
-    monkeypatch.setattr("ray.get", get)
-    here = SimpleNamespace(_forget=lambda process: None)
-    with pytest.raises(RuntimeError, match=said) as raised:
-        Cluster._ended(here, SimpleNamespace(_end=None))  # type: ignore[arg-type]
-    assert type(raised.value) is kind
-
-
-def test_the_end_of_rays_own_processes_is_no_death_of_a_worker(monkeypatch):
-    def get(end, timeout):
-        raise RayActorError(error_msg="The actor is dead because its owner has died. Owner Id: 01")
-
-    monkeypatch.setattr("ray.get", get)
-    here = SimpleNamespace(_forget=lambda process: None)
-    with pytest.raises(RayLost, match=r"^Ray's process raylet .* continue with --resume$"):
-        Cluster._ended(here, SimpleNamespace(_end=None))  # type: ignore[arg-type]
-
-
-def test_nothing_is_started_while_rays_own_processes_do_not_answer(monkeypatch):
-    """Ray would wait for them for a minute, and then end this process without a word."""
-    answers = iter([False, False, True, False, True])
-    module = "fineprune.distributed.parameter_servers.ray_session"
-    monkeypatch.setattr(f"{module}._control_store_answers", lambda: next(answers))
-    monkeypatch.setattr(f"{module}._ANSWER_SECONDS", 0.0)
-    stops: list[bool] = []
-    health = RayHealth(lambda: bool(stops))
-    health.wait()
-    stops.append(True)
-    with pytest.raises(RayLost, match=r"^Ray's process gcs_server does not answer: Ray cannot"):
-        Cluster.start(SimpleNamespace(_health=health), ProcessKind.SERVER, 0, int)  # type: ignore
-    health.wait()  # It answers, so the process that died is replaced, and a checkpoint written.
-    assert list(answers) == []
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    monkeypatch.setattr(f"{module}._own_processes", lambda: {"raylet": ended})
-    with pytest.raises(RayLost, match="raylet ended with status 0: Ray cannot"):
-        RayHealth(lambda: False).wait()
+def test_an_error_crosses_processes_as_text(cause, kind, said):
+    error = fail(cause)
+    assert type(error) is kind
+    assert re.search(said, str(error))
+    assert len(str(error).splitlines()) == 1
+    assert "in method" in str(error.__cause__)  # the stack trace of the other process
 
 
 def test_a_request_to_stop_that_reaches_a_worker_does_not_end_it():
     told: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     try:
-        _Host(torch.get_num_threads())
+        with warnings.catch_warnings():
+            Actor(torch.get_num_threads())
         signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -126,9 +166,18 @@ LISTENERS = """
 import contextlib
 import os
 from pathlib import Path
-from fineprune.distributed.parameter_servers.placement import Places
-from fineprune.distributed.parameter_servers.processes import cluster
-from fineprune.distributed.parameter_servers.link import open_store
+import torch
+from fineprune.distributed.parameter_servers.start import parameter_servers
+from fineprune.distributed.strategy import Strategy
+
+class Replica:
+    def __init__(self, rank):
+        self.model = torch.nn.Linear(2, 1)
+    def load(self, key, indices):
+        return indices
+
+def optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
 
 def family(process):
     children = (Path("/proc") / str(process) / "task").glob("*/children")
@@ -144,8 +193,9 @@ def sockets(process):
                     found.add(link[8:-1])
     return found
 
-with cluster(Places(groups=1)) as places:
-    store = open_store(places.host)
+strategy = Strategy("mixed", workers=2, group=2)
+with parameter_servers(strategy, torch.nn.Linear(2, 1), Replica, optimizer) as training:
+    training.wait_for_workers()
     ours = set().union(*map(sockets, family(os.getpid())))
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
@@ -161,7 +211,7 @@ def test_nothing_listens_beyond_loopback():
     done = subprocess.run([sys.executable, "-c", LISTENERS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     addresses = done.stdout.split()
-    assert len(addresses) >= 5  # the driver's, its two for workers, and Ray's own processes'
+    assert len(addresses) >= 5  # the driver's, the store of the group, and Ray's own processes'
     assert set(addresses) <= LOOPBACK
 
 
@@ -176,9 +226,7 @@ import sys
 from pathlib import Path
 import torch
 from torch import nn
-from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.placement import Places
-from fineprune.distributed.parameter_servers.processes import cluster
+from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.strategy import Strategy
 
 def die_once(marker):
@@ -209,11 +257,8 @@ class Optimizer(torch.optim.SGD):
 logging.basicConfig(format="%(message)s")
 folder = Path(sys.argv[1])
 strategy = Strategy("async", workers=1, servers=1, placement="dedicated")
-with cluster(Places(groups=1, dedicated=True)) as places:
-    build, optimizer = (functools.partial(kind, folder) for kind in (Replica, Optimizer))
-    training = Coordinator(
-        places, strategy, nn.Linear(2, 1), build, optimizer, folder / "snapshots"
-    )
+build, optimizer = (functools.partial(kind, folder) for kind in (Replica, Optimizer))
+with parameter_servers(strategy, nn.Linear(2, 1), build, optimizer) as training:
     for epoch in itertools.count():
         training.run_epoch(epoch, list(torch.arange(8).split(2)), lambda applied: 0.1)
         print("trained", flush=True)
@@ -225,22 +270,6 @@ def short_folder():
     """Sockets lie in it, whose paths must not be longer than 107 bytes."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
-
-
-def test_a_signal_while_ray_starts_reaches_the_handler_of_the_program():
-    told: list[object] = []
-
-    def start():
-        utils.set_sigterm_handler(lambda number, frame: told.append("Ray's handler"))
-        signal.raise_signal(signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-    try:
-        with _own_sigterm(start):
-            signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert told == [signal.SIGTERM, signal.SIGTERM]
 
 
 def test_a_run_says_what_died_in_one_line_each_and_leaves_nothing_when_it_is_stopped(
@@ -357,7 +386,7 @@ def test_a_run_whose_ray_is_dead_or_hangs_ends_with_one_line(
     os.kill(ray_processes[process], number)
     told = run.communicate(timeout=90)[1].splitlines()
     lines = [line for line in told if "epochs:" not in line]
-    what = "was killed by SIGKILL" if number == signal.SIGKILL else r"has been silent for \d s"
+    what = "ended" if number == signal.SIGKILL else r"has been silent for \d s"
     (line,) = lines
     assert re.fullmatch(
         rf"fineprune: Ray's process {process} {what}: Ray cannot start or replace processes "
@@ -372,56 +401,15 @@ def test_a_run_whose_ray_is_dead_or_hangs_ends_with_one_line(
 @pytest.mark.long
 @on_linux
 @pytest.mark.parametrize("process", ["raylet", "gcs_server"])
-def test_a_run_whose_ray_hangs_can_be_stopped(process, training, tmp_path, short_folder):
+def test_a_run_whose_ray_hangs_can_be_stopped(process, training, short_folder):
     run, ray_processes = training
     os.kill(ray_processes[process], signal.SIGSTOP)
     run.send_signal(signal.SIGTERM)
     told = run.communicate(timeout=90)[1]
-    assert "fineprune: stopped by SIGTERM in epoch" in told
+    assert "fineprune: stopped by SIGTERM" in told
     assert run.returncode == 128 + signal.SIGTERM
-    assert (tmp_path / "run/checkpoint.pt").exists()
     assert not wait_until_ended(run.pid)
     assert list(short_folder.glob("ray*")) == []
-
-
-# A worker's priority, and that of the process that started Ray.
-PRIORITIES = """
-import os
-from fineprune.distributed.parameter_servers.events import ProcessKind
-from fineprune.distributed.parameter_servers.messages import Broken
-from fineprune.distributed.parameter_servers.placement import Places
-from fineprune.distributed.parameter_servers.processes import cluster
-
-def priority():
-    return str(os.getpriority(os.PRIO_PROCESS, 0))
-
-class Tells:
-    def __init__(self, host):
-        pass
-    def serve(self, channel):
-        channel.send(Broken(priority()))
-        channel.receive()
-
-with cluster(Places(groups=1)) as places:
-    places.start(ProcessKind.WORKER, 0, Tells)
-    told = []
-    while not told:
-        told = [message.reason for _, message in places.poll(1.0) if isinstance(message, Broken)]
-    print(told[0], priority())
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="there are no priorities")
-def test_workers_have_the_priority_of_the_coordinator(preloaded_ray_workers):
-    done = subprocess.run(
-        [sys.executable, "-c", PRIORITIES],
-        env={**os.environ, **preloaded_ray_workers},
-        capture_output=True,
-        text=True,
-    )
-    worker, own = done.stdout.split()
-    assert worker == own, done.stderr
 
 
 def node(name, cpus, gpus=0):
@@ -453,17 +441,13 @@ NODES = """
 import os
 from ray.cluster_utils import Cluster
 from fineprune.distributed.parameter_servers.events import LOGGER, ProcessKind
-from fineprune.distributed.parameter_servers.messages import Broken
-from fineprune.distributed.parameter_servers.placement import Places
-from fineprune.distributed.parameter_servers.processes import cluster
+from fineprune.distributed.parameter_servers.placement import Placement, Places
+from fineprune.distributed.parameter_servers.ray_session import ray_session
 import ray
 
 class Where:
-    def __init__(self, host):
-        self.node = ray.get_runtime_context().get_node_id()
-    def serve(self, channel):
-        channel.send(Broken(self.node))
-        channel.receive()
+    def node(self):
+        return ray.get_runtime_context().get_node_id(), os.getpriority(os.PRIO_PROCESS, 0)
 
 nodes = Cluster()
 for _ in range(3):
@@ -471,20 +455,22 @@ for _ in range(3):
 os.environ["RAY_ADDRESS"] = nodes.address
 events = []
 LOGGER.addFilter(lambda record: events.append(record.args[0]))
-for groups in (3, 5):
-    events.clear()
-    places = Places(groups=groups, servers=1 if groups == 5 else 2, dedicated=True)
-    with cluster(places) as held:
-        for group in range(groups):
-            held.start(ProcessKind.WORKER, group, Where)
-        for server in range(places.servers):
-            held.start(ProcessKind.SERVER, server, Where)
-        told = []
-        while len(told) < groups + places.servers:
-            told += [(p.kind, m.reason) for p, m in held.poll(1.0) if isinstance(m, Broken)]
-        on = [{node for one, node in told if one is kind} for kind in ProcessKind]
-        kinds = [event.kind.value for event in events]
-        print(len(on[0]), len(on[1]), len(on[0] & on[1]), kinds)
+with ray_session(1):
+    for groups in (3, 5):
+        events.clear()
+        places = Places(groups=groups, servers=1 if groups == 5 else 2, dedicated=True)
+        placement = Placement(places, lambda: False)
+        on, actors = [], []
+        for kind, number in ((ProcessKind.WORKER, groups), (ProcessKind.SERVER, places.servers)):
+            made = [
+                ray.remote(Where).options(**placement.options(kind, index)).remote()
+                for index in range(number)
+            ]
+            on.append({node for node, _ in ray.get([one.node.remote() for one in made])})
+            actors += made
+        print(len(on[0]), len(on[1]), len(on[0] & on[1]), [event.kind.value for event in events])
+        del actors, made
+        placement.release()
 nodes.shutdown()
 """
 
@@ -493,58 +479,9 @@ nodes.shutdown()
 def test_dedicated_servers_have_nodes_of_their_own_or_it_is_said(preloaded_ray_workers):
     done = subprocess.run(
         [sys.executable, "-c", NODES],
-        env={**os.environ, **preloaded_ray_workers},
+        env={**os.environ, **preloaded_ray_workers, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["2 1 0 []", "3 1 1 ['shared']"]
-
-
-FORKED = """
-import os, signal, sys, time
-from fineprune.distributed.parameter_servers.end_ray import ray_ends_with_this_process
-
-with ray_ends_with_this_process(sys.argv[1]):
-    loader = os.fork()  # It inherits the pipe.
-    if not loader:
-        time.sleep(60)
-        os._exit(0)
-os.kill(loader, signal.SIGKILL)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_the_end_of_ray_does_not_wait_for_loader_processes(tmp_path):
-    command = [sys.executable, "-c", FORKED, str(tmp_path / "ray")]
-    assert subprocess.run(command, timeout=30).returncode == 0
-
-
-@on_linux
-def test_the_program_that_ends_ray_outlives_requests_to_stop(tmp_path):
-    """They often reach all processes of a training, which then still needs this one."""
-    (tmp_path / "ray").mkdir()
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", end_ray.__file__, tmp_path / "ray"],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as watching:
-        requests = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-        deadline = time.monotonic() + 30
-        while not requests <= ignored(watching.pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        for number in requests:
-            watching.send_signal(number)
-        told = watching.communicate()[1]  # It closes the pipe, like the end of a training.
-    assert watching.returncode == 0, told
-    assert told.startswith("fineprune: the training ended without a message: it, or its Ray, was ")
-    assert len(told.splitlines()) == 1
-    assert not (tmp_path / "ray").exists()
-
-
-def ignored(number):
-    """Return the signals that a process ignores."""
-    status = Path(f"/proc/{number}/status").read_text()
-    (mask,) = re.findall(r"SigIgn:\s*([0-9a-f]+)", status)
-    return {one for one in signal.Signals if int(mask, 16) >> (one - 1) & 1}

@@ -483,7 +483,7 @@ def test_samples_that_one_rank_alone_left_out_count_as_loaded(two_ranks):
 def test_ranks_that_all_train_everything_or_share_twice_are_refused(two_ranks):
     for rank in two_ranks:
         early, unsharded, shared_twice, of_all_processes = rank["warned"]
-        assert "made before the process group of 2 ranks" in early[0]
+        assert "made after the process group of 2 ranks" in early[0]
         assert "leave out num_replicas and sharded_by_loader" in unsharded[0]
         assert "record every batch" in shared_twice[0]
         assert of_all_processes == []

@@ -26,6 +26,7 @@ from fineprune.cli.main import app
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
 from fineprune.labels.dataset_attributes import classes_of, keys_of
+from fineprune.labels.review_page import Samples, review_document
 from fineprune.labels.sample_view import view_of
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.loop import train
@@ -123,8 +124,23 @@ def test_texts_tables_and_nothing_can_be_shown(watch, tmp_path):
     assert path.read_text(encoding="utf-8").count('<p class="text">row ') == 3
     watch.page(path, fp.Indexed([f"sample {i}" for i in range(N)]), most=3)
     assert path.read_text(encoding="utf-8").count('<p class="text">sample ') == 3
-    watch.page(path)
-    assert len(re.findall('<li class="card"', path.read_text(encoding="utf-8"))) == 20
+    watch.page(path)  # By default, it lists the suspects.
+    number = path.read_text(encoding="utf-8").count('<li class="card"')
+    assert number == watch.num_suspects() == 12
+
+
+def test_a_page_stays_small_and_says_what_it_leaves_out(watch, tmp_path, monkeypatch):
+    page, said = tmp_path / "audit.html", "the last samples are shown without pictures"
+    watch.page(page, pictures(), most=15)
+    text = page.read_text(encoding="utf-8")
+    assert said not in text
+    (size,) = {len(uri) for uri in re.findall(r'<img src="([^"]+)"', text)}
+    for budget, shown in ((14 * size + 1, 15), (3 * size, 3)):
+        monkeypatch.setattr("fineprune.labels.review_page._MOST_BYTES", budget)
+        watch.page(page, pictures(), most=15)
+        text = page.read_text(encoding="utf-8")
+        assert text.count("<img ") == shown
+        assert (said in text) == (shown < 15)
 
 
 class Named(Dataset[Any]):
@@ -221,8 +237,9 @@ def test_names_follow_a_target_transform_that_renumbers_the_classes():
 def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"dataset": [0, 1]}, "a data set of 60 samples, got one of 2"),
+        ({"dataset": iter([0, 1])}, "a data set of 60 samples, got one of unknown"),
         ({"keys": ["a"]}, "a list of keys of 60 samples, got one of 1"),
-        ({"names": ["a", "b"]}, "the names of 3 classes, got 2"),
+        ({"names": ["a", "b"]}, "the names of 3 classes, .* got 2"),
         ({"names": {"a", "b", "c"}}, "the names of the classes as a list .* got a set"),
     ]
     for arguments, message in wrong:
@@ -262,8 +279,11 @@ def test_names_in_a_dict_belong_to_their_numbers(watch, tmp_path):
     for names in ({0: "cats", 1: "dogs", 2: "birds"}, {"2": "birds", "1": "dogs", "0": "cats"}):
         watch.page(page, names=names)
         assert '"classes": ["cats", "dogs", "birds"]' in page.read_text(encoding="utf-8")
-    for names, given in (({1: "a", 2: "b", 3: "c"}, "{1: 'a'}"), ({"cats": 0}, "{'cats': 0}")):
-        with pytest.raises(InputError, match=f"0 to 2, got one without 0, beginning with {given}"):
+    for names, given in (
+        ({1: "a", 2: "b", 3: "c"}, "3, the first for class 1"),
+        ({"cats": 0}, "1, .* class cats"),
+    ):
+        with pytest.raises(InputError, match=f"3 classes, numbered from 0, got {given}"):
             watch.page(page, names=names)
 
 
@@ -331,18 +351,19 @@ def test_large_pictures_are_reduced_and_other_samples_are_texts():
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="needs Playwright: pip install 'fineprune[browser]'"
-    )
+    """A browser. Where CI runs, it must be there, so that these tests are never skipped unseen."""
+    missing = pytest.fail if os.environ.get("BROWSER_TESTS") else pytest.skip
+    try:
+        from playwright import sync_api as playwright
+    except ImportError:
+        missing("needs Playwright: pip install 'fineprune[browser]'")
     found = shutil.which("chromium") or shutil.which("google-chrome")
     with playwright.sync_playwright() as running:
         try:
             # Without a browser of the system, the one that `playwright install chromium` installs.
             opened = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
         except playwright.Error as error:
-            pytest.skip(
-                f"needs Chromium: playwright install chromium ({str(error).splitlines()[0]})"
-            )
+            missing(f"needs Chromium: apt-get install chromium ({str(error).splitlines()[0]})")
         yield opened
         opened.close()
 
@@ -456,13 +477,76 @@ def test_filters_narrow_the_list_and_names_are_quoted(opened, watch, tmp_path):
     np.testing.assert_array_equal(read_labels(table, NAMES, N, keys), expected)
 
 
+def test_undo_restores_what_was_decided_before(opened, watch, tmp_path):
+    watch.page(tmp_path / "audit.html", pictures(), names=["cats", "dogs", "birds"])
+    opened.goto((tmp_path / "audit.html").as_uri())
+    states = opened.locator(".card .state")
+    press(opened, "kpa")  # Kept at first, then accepted.
+    assert states.first.inner_text().startswith("label accepted: ")
+    press(opened, "u")
+    assert states.first.inner_text() == "kept"
+    assert opened.locator(".card").first.get_attribute("aria-current") == "true"
+    press(opened, "u")
+    assert states.first.inner_text() == ""
+    assert "0 of 12 reviewed" in opened.locator('[data-part="count"]').inner_text()
+    press(opened, "u")  # Nothing is left to undo.
+    opened.get_by_role("button", name="drop").click()
+    assert states.first.inner_text() == "dropped"
+    # The framed card has the focus, so that a screen reader reads it.
+    focused = "document.activeElement.dataset.index"
+    assert opened.evaluate(focused) == opened.locator(".current").get_attribute("data-index")
+
+
+def test_keys_decide_nothing_on_cards_that_nobody_sees(opened, watch, tmp_path):
+    """A report has its suspects in a closed part of the page."""
+    page = tmp_path / "audit.html"
+    watch.page(page, pictures())
+    text = page.read_text(encoding="utf-8")
+    folded = text.replace("<section ", "<details><summary>more</summary><section ", 1)
+    page.write_text(folded.replace("</section>", "</section></details>"), encoding="utf-8")
+    opened.goto(page.as_uri())
+    press(opened, "aaa")
+    opened.locator("summary").click()
+    assert "0 of 12 reviewed" in opened.locator('[data-part="count"]').inner_text()
+    press(opened, "aaa")
+    assert "3 of 12 reviewed" in opened.locator('[data-part="count"]').inner_text()
+
+
+def test_without_all_labels_no_table_is_offered(opened, tmp_path):
+    samples = Samples(["a", "b"], None, None, np.arange(4))
+    watch = fp.LabelWatch(4, 2)
+    watch.record(torch.arange(4), torch.eye(2)[[0, 1, 0, 1]] * 4, torch.tensor([0, 1, 1, 0]))
+    page = tmp_path / "page.html"
+    page.write_text(review_document(watch.review(samples)), encoding="utf-8")
+    opened.goto(page.as_uri())
+    assert opened.locator(".card").count() == 2
+    assert not opened.get_by_role("button", name="download labels.csv").is_visible()
+
+
+def test_no_other_script_runs_and_nothing_is_loaded(browser, watch, tmp_path):
+    page = tmp_path / "audit.html"
+    watch.page(page)
+    bad = '<script>document.title = "run"</script><img src="http://127.0.0.1:9/x.png" alt="">'
+    page.write_text(page.read_text(encoding="utf-8").replace("</main>", f"{bad}</main>"))
+    context = browser.new_context()
+    refused: list[str] = []
+    tab = context.new_page()
+    tab.on("console", lambda message: refused.append(message.text))
+    tab.goto(page.as_uri())
+    assert tab.title() == "Labels to review"
+    assert tab.locator(".bar").is_visible()  # The page's own script has run.
+    assert len(refused) == 2
+    assert all("Content Security Policy" in message for message in refused)
+    context.close()
+
+
 def test_classes_with_the_same_name_are_named_by_their_numbers(watch, tmp_path):
-    names = ["crane", "dog", "crane"]
-    with pytest.warns(UserWarning, match="the names crane are named by their numbers"):
+    for names, known in (
+        (["crane", "dog", "crane"], '["0", "dog", "2"]'),
+        (["drop", "a", "b"], '["0", "a", "b"]'),
+    ):
         watch.page(tmp_path / "audit.html", names=names)
-    assert "crane" not in (tmp_path / "audit.html").read_text(encoding="utf-8")
-    with pytest.warns(UserWarning, match="the names drop are"):
-        watch.page(tmp_path / "audit.html", names=["drop", "cat", "dog"])
+        assert f'"classes": {known}' in (tmp_path / "audit.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

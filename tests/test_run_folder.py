@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import multiprocessing
+import os
 import re
 import resource
 import shutil
@@ -13,24 +14,17 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from resuming import checkpoint_number, train_through, train_until
-from torch import nn
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.distributed.parameter_servers.flat_layout import flat_layout
-from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.distributed.parameter_servers.server import ParameterServer
-from fineprune.errors import InputError, RunError
-from fineprune.runs.files import append_metrics, read_metrics
+from fineprune.errors import InputError, RunError, Stopped, TrainingDiverged
+from fineprune.runs.files import append_metrics, read_metrics, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
-from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
-from fineprune.training.stop import Stopped
 from fineprune.writing import cannot_write
 
 RECIPE = {
@@ -128,7 +122,7 @@ def test_a_new_run_is_refused_if_the_folder_holds_any_file_of_a_run(name, finish
         (lambda lines: [], r"metrics of 2 epochs .* got those of the epochs \[\]"),
         (lambda lines: lines[:1], r"metrics of 2 epochs .* got those of the epochs \[0\]"),
         (lambda lines: lines[:1] + lines, r"got those of the epochs \[0, 0\]"),
-        (lambda lines: ["{}\n", *lines[1:]], "expected epoch in line 1 of .*, got None"),
+        (lambda lines: ["{}\n", *lines[1:]], "expected epoch in line 1 of .*, got none"),
         (lambda lines: ["nonsense\n", *lines[1:]], "expected JSON in line 1 of"),
     ],
 )
@@ -167,7 +161,7 @@ def test_a_checkpoint_without_its_recipe_is_refused(unfinished):
         ("metrics.jsonl", lambda text: text.rpartition("{")[0], "each of the 4 epochs .* 3 lines"),
         ("metrics.jsonl", lambda text: text.replace('"steps": 3', '"steps": 5', 1), "steps"),
         ("metrics.jsonl", lambda text: "\n" + text, "JSON in line 1"),
-        ("summary.json", lambda text: "{}", "expected version in"),
+        ("summary.json", lambda text: "{}", "expected arm in"),
         ("summary.json", lambda text: text[:-9], "expected JSON in"),
         ("summary.json", lambda text: text.replace('"seed": 0', '"seed": 7'), "of 4 .* seed 7"),
         ("recipe.toml", lambda text: "[data", "recipe of a run"),
@@ -216,8 +210,7 @@ def test_a_run_is_not_resumed_as_another_arm(unfinished):
 
 def test_a_run_can_be_resumed_with_another_data_folder(unfinished):
     changes = ("data.download=true", "data.dir=elsewhere", "run.history=false")
-    with pytest.warns(RuntimeWarning, match="no logits, .* or set run.history=true in a recipe"):
-        summary = train(small(*changes), unfinished, resume=True)
+    summary = train(small(*changes), unfinished, resume=True)
     assert summary.epochs == 4
     assert read_recipe(unfinished / "recipe.toml") == small(*changes)
 
@@ -356,7 +349,7 @@ def test_a_run_stopped_twice_and_resumed_has_the_same_result(whole, tmp_path, mo
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_loading_of_data_at_once(number, tmp_path, monkeypatch):
-    def slow(recipe, samples_digest):
+    def slow(recipe, *rest):
         try:
             signal.raise_signal(number)
             time.sleep(1)
@@ -405,14 +398,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_temporary_files(unfinishe
     assert train(small(), unfinished, resume=True).epochs == 4
 
 
-def write_snapshot(path):
-    model = nn.Linear(400, 100)
-    layout = flat_layout(model, 1)
-    part = np.zeros(layout.elements, dtype=np.float32)
-    meeting = Rendezvous("127.0.0.1", 1)  # where nothing is made
-    ParameterServer("", layout, 0, part, lambda p: torch.optim.SGD(p, 0.1), meeting).snapshot(path)
-
-
 def fail_to_save(state, file):
     """Fail as ``torch.save`` does on a full disk: closing its archive, it raises another error."""
     try:
@@ -425,7 +410,6 @@ def fail_to_save(state, file):
     ("name", "write"),
     [
         ("checkpoint.pt", lambda folder: save_checkpoint(folder / "checkpoint.pt", {})),
-        ("snapshot-1", lambda folder: write_snapshot(folder / "snapshot-1")),
     ],
 )
 def test_what_torch_saves_names_the_full_disk(name, write, tmp_path, monkeypatch):
@@ -470,3 +454,60 @@ def test_before_the_first_checkpoint_a_run_begins_anew_whatever_the_new_interval
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     train(small("run.checkpoint_every=1"), tmp_path, resume=True)
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == recipe.training.epochs
+
+
+# The lock
+
+
+def test_a_folder_that_is_renamed_and_replaced_is_not_written_to(tmp_path):
+    """Its lock is on the file, and what is written goes to the name."""
+    folder = tmp_path / "run"
+    with only_writer(folder):
+        append_metrics(folder / "metrics.jsonl", {"epoch": 0})
+        folder.rename(tmp_path / "moved")
+        with pytest.raises(RunError, match="was renamed, removed or replaced while this process"):
+            append_metrics(folder / "metrics.jsonl", {"epoch": 1})
+        folder.mkdir()
+        (folder / ".lock").write_text("1\nelsewhere\n")
+        for write in (append_metrics, write_json):
+            with pytest.raises(RunError, match="resume where the folder is now"):
+                write(folder / "metrics.jsonl", {"epoch": 1})
+    assert [line["epoch"] for line in read_metrics(tmp_path / "moved/metrics.jsonl")] == [0]
+    assert not (folder / "metrics.jsonl").exists()
+    append_metrics(folder / "metrics.jsonl", {"epoch": 0})  # Who holds no lock is not checked.
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_on_a_file_system_without_locks_the_file_is_the_lock(number, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with only_writer(tmp_path / "run"):
+        (tmp_path / "run/a").touch()
+        with (
+            pytest.raises(InputError, match=rf"got process {os.getpid()}.*, remove .*\.lock"),
+            only_writer(tmp_path / "run"),
+        ):
+            pass
+    with only_writer(tmp_path / "run"):
+        pass
+
+
+def test_the_lock_of_another_host_is_named_with_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "")))
+    (tmp_path / ".lock").write_text("7\nnode3\n")
+    said = rf"got process 7 on node3: .* if it runs no more, remove {tmp_path / '.lock'}"
+    with pytest.raises(InputError, match=said), only_writer(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_without_fsync_is_no_error(number, tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    append_metrics(tmp_path / "metrics.jsonl", {"epoch": 0})
+    write_json(tmp_path / "x.json", {"a": float("nan")})
+    assert (tmp_path / "x.json").read_text() == '{\n  "a": null\n}\n'

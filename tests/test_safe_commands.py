@@ -15,7 +15,7 @@ from test_bad_input import state_of
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.datasets.image_index import load_index
+from fineprune.datasets.image_list import find_images
 from fineprune.runs.run import read_run
 from fineprune.training.loop import train
 from fineprune.training.recipe import read_recipe
@@ -92,7 +92,7 @@ def test_training_keeps_everything_that_is_not_its_own(folder):
     for name in (*theirs, "cache.tmp/file"):
         (out / name).write_text("mine")
     before = state_of(out)
-    result = run("train q.toml --out mine --set run.tensorboard=true")
+    result = run("train q.toml --out mine run.tensorboard=true")
     assert result.exit_code == 0, result.output
     after = state_of(out)
     assert {name: after.get(name) for name in before} == before
@@ -127,7 +127,7 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
         ("plan q.toml --svg q.toml", "expected --svg not to be the input q.toml"),
         ("plan q.toml --svg ./x/../q.toml", "expected --svg not to be the input q.toml"),
         (
-            "plan q.toml --samples 9 --set data.labels=labels.npy --svg labels.npy",
+            "plan q.toml --samples 9 data.labels=labels.npy --svg labels.npy",
             "expected --svg not to be the input labels.npy",
         ),
         ("report done --out done/summary.json", "expected --out not to be a file of a run"),
@@ -135,11 +135,10 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
         ("report done --out done/counts/epoch-0003.npy", "expected --out not to be a file of"),
         ("report done --out done/history/training_set.npz", "expected --out not to be a file of"),
         ("report done --out done/history/evidence.pt", "expected --out not to be a file of"),
-        ("inspect done --csv done/metrics.jsonl", "expected --csv not to be a file of a run"),
-        ("inspect done --csv {labels}", "expected --csv not to be the input"),
+        ("inspect done --out done/metrics.jsonl", "expected --out not to be a file of a run"),
+        ("inspect done --out {labels}", "expected --out not to be the input"),
         ("report done --out {labels}", "expected --out not to be the input"),
-        ("inspect done --out x --csv x", "expected --out and --csv to be two files, got x"),
-        ("inspect done --csv x --parquet ./x", "expected --csv and --parquet to be two files"),
+        ("inspect done --out x.csv --labels ./x.csv", "expected --out and --labels to be two"),
         ("train done/recipe.toml --out done", "expected a new folder for the run, got done"),
         ("compare recipe.toml --out .", "expected a folder for a comparison, got ., which holds"),
         ("compare q.toml --out .", "expected a folder for a comparison, got ., which holds"),
@@ -147,7 +146,7 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
         ("train q.toml --out ''", "expected a path, got an empty text"),
         ("report done --out ''", "expected a path, got an empty text"),
         ("compare q.toml --out ''", "expected a path, got an empty text"),
-        ("relabel done --out ''", "expected a path, got an empty text"),
+        ("inspect done --labels ''", "expected a path, got an empty text"),
     ],
 )
 def test_an_output_never_replaces_an_input(command, message, done, finished):
@@ -165,7 +164,7 @@ def test_an_output_never_replaces_an_input(command, message, done, finished):
     "command",
     [
         "report done --out pipe",
-        "inspect done --csv pipe",
+        "inspect done --out pipe",
         "plan q.toml --svg pipe",
         "slurm q.toml --nodes 2 --out pipe",
         "report done --out link",
@@ -195,7 +194,7 @@ def test_a_symbolic_link_stays_one(done):
         "report done --out {long}.html",
         "report {long}",
         "train q.toml --out {long}",
-        "inspect done --csv a/{long}/b.csv",
+        "inspect done --labels a/{long}/b.csv",
     ],
 )
 def test_a_path_that_cannot_be_used_is_one_line(command, done):
@@ -253,10 +252,10 @@ def test_a_folder_that_is_moved_while_a_run_trains_is_one_line(folder):
     ("command", "message"),
     [
         ("plan q.toml --samples 1000000000000", "expected --samples of at most 1,000,000,000"),
-        ("compare q.toml --seeds 100000000", "expected at most 1000 seeds, got 100000000"),
-        ("train q.toml --set data.labels=long.csv", "expected an index of 0 to 127 in line 2"),
+        ("compare q.toml --seeds 100000000", "expected --seeds from 1 to 1000, got 100000000"),
+        ("train q.toml data.labels=long.csv", "expected an index of 0 to 127 in line 2"),
         (
-            "train q.toml --set data.labels=long.txt",
+            "train q.toml data.labels=long.txt",
             "of a class in line 1 of long.txt, got '1111",
         ),
         (f"scale q.toml 'async {'9' * 5000}+1'", "expected a configuration such as"),
@@ -272,12 +271,11 @@ def test_a_wrong_value_is_one_line(command, message, done):
     assert state_of(done) == before
 
 
-def test_a_list_of_image_files_may_name_huge_classes(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_list_of_image_files_may_name_huge_classes(tmp_path):
     write_folder(tmp_path / "images", 4)
     first = next(path for path in (tmp_path / "images").rglob("*.*") if path.is_file())
     (tmp_path / "list.csv").write_text(f"path,label\n{first},{'1' * 5000}\n{first},2\n")
-    assert load_index(tmp_path / "list.csv").classes == ("2", "1" * 5000)
+    assert find_images(tmp_path / "list.csv").classes == ("2", "1" * 5000)
 
 
 def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
@@ -287,7 +285,7 @@ def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
 
 def test_own_data_that_exits_is_a_failure(folder):
     (folder / "leaving.py").write_text("import sys\n\ndef data():\n    sys.exit(0)\n")
-    result = run("train q.toml --set data.name=leaving:data data.train_size=none")
+    result = run("train q.toml data.name=leaving:data data.train_size=none")
     assert result.exit_code == 1
     assert "the code called sys.exit(0)" in result.stderr
 

@@ -51,7 +51,7 @@ def test_a_slow_worker_is_stale_and_makes_the_others_less_so():
     simulated.begin_epoch()
     seen = []
     for _ in range(15):
-        seen.append((simulated._turn, simulated.staleness))
+        seen.append((simulated.turn, simulated.staleness))
         model.weight.grad = torch.zeros_like(model.weight)
         simulated.step(optimizer)
     # The third one ends at 3.5 and 7; the others at 1, 2, 3 and so on, the first one first.
@@ -68,13 +68,27 @@ def test_durations_with_a_spread_are_drawn_from_the_seed_and_the_epoch():
         simulated.begin_epoch(epoch)
         seen = []
         for _ in range(40):
-            seen.append(simulated._turn)
+            seen.append(simulated.turn)
             model.weight.grad = torch.zeros_like(model.weight)
             simulated.step(optimizer)
         return seen
 
     assert turns(1, 0) == turns(1, 0)
     assert len({tuple(turns(*place)) for place in ((1, 0), (2, 0), (1, 1))}) == 3
+
+
+def test_a_bound_holds_back_the_fast_workers():
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    most = {}
+    for bound in (None, 2):
+        simulated = SimulatedWorkers(model, 3, seconds=(1.0, 1.0, 9.5), bound=bound)
+        most[bound] = 0
+        for _ in range(60):
+            most[bound] = max(most[bound], simulated.staleness)
+            model.weight.grad = torch.zeros_like(model.weight)
+            simulated.step(optimizer)
+    assert most == {None: 20, 2: 2}
 
 
 def recipe(*changes):

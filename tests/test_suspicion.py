@@ -12,7 +12,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.pruning.policies.policy import LossRecords
 from fineprune.training.suspicion import FIGURES, Suspicion, detection, suspicion_of
 
 VALUES_AND_WRONG = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=40)
@@ -89,12 +88,10 @@ def test_a_suspicion_of_another_length_is_refused():
 
 def observed(policy, epochs):
     """Train all samples in one batch per epoch; the last two have large losses."""
-    policy.bind(5)
-    policy.bind_steps(1, 5)
+    policy.begin(fp.Training(5, 1, 5))
+    losses = np.array([0.1, 0.1, 0.1, 3.0, 3.0], dtype=np.float32)
     for epoch in range(epochs):
-        losses = np.array([0.1, 0.1, 0.1, 3.0, 3.0], dtype=np.float32)
-        policy.observe(epoch, LossRecords(np.arange(5), losses, np.full(5, 1.26)))
-        policy.end_epoch(epoch)
+        policy.learn(epoch, losses, losses > 1.26, None)
     return suspicion_of(policy)
 
 

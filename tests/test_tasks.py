@@ -128,8 +128,9 @@ class Remembers(fp.FullData):
     name = "remembers"
     needs_losses = True
 
-    def observe(self, epoch, records):
-        self.losses = dict(zip(records.index.tolist(), records.losses.tolist(), strict=True))
+    def learn(self, epoch, losses, above_mean, ranking):
+        trained = {index: loss for index, loss in enumerate(losses.tolist()) if loss == loss}
+        self.losses = getattr(self, "losses", {}) | trained
 
 
 class Heads(torch.nn.Module):

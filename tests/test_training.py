@@ -221,7 +221,8 @@ def test_milestones_are_those_of_multisteplr():
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "quadratic", "one-cycle"])
 def test_rates_have_the_base_rate_as_their_maximum_and_end_near_zero(schedule):
-    settings = small(f"training.schedule={schedule}", "training.epochs=10").training
+    changes = (f"training.schedule={schedule}", "training.epochs=10", "training.milestones=none")
+    settings = small(*changes).training
     rates = [rate_at(settings, progress) for progress in np.linspace(0, 10, 501)]
     assert max(rates) == pytest.approx(settings.lr)
     assert rates[-1] < 1e-4 * settings.lr
@@ -231,7 +232,8 @@ def test_rates_have_the_base_rate_as_their_maximum_and_end_near_zero(schedule):
 
 
 def test_a_warmup_rises_to_the_base_rate():
-    settings = small("training.warmup=2", "training.schedule=constant").training
+    changes = ("training.warmup=2", "training.schedule=constant", "training.milestones=none")
+    settings = small(*changes).training
     assert rate_at(settings, 0) < 1e-3 * settings.lr
     assert rate_at(settings, 1) == pytest.approx(settings.lr / 2, rel=0.01)
     assert rate_at(settings, 2) == settings.lr
@@ -262,7 +264,7 @@ def test_windows_from_milestones_end_at_the_milestones():
     recipe = make_recipe(
         {
             "training": {"epochs": 20, "milestones": [6, 12, 16]},
-            "pruning": {"windows_per_interval": 1, "start": 0.5, "prune": 0.25},
+            "pruning": {"policy": "random", "windows_per_interval": 1, "start": 0.5, "prune": 0.25},
         }
     )
     assert recipe.schedule().boundaries == (6, 12, 16, 20)

@@ -1,37 +1,34 @@
 """The learning rates of arms, which are chosen on training samples that are held out."""
 
-import dataclasses
 import json
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 from made_images import write_folder
-from made_runs import made_recipe, made_summary, make_compare
+from made_runs import made_summary
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.errors import InputError, RunError
-from fineprune.experiments.arm_table import Group, group_rows, grouped
+from fineprune.errors import InputError, RunError, Stopped
 from fineprune.experiments.compare import compare, plan_runs
+from fineprune.experiments.controls import make_arms
 from fineprune.experiments.tuning import (
     FACTORS,
     choose_rates,
     held_out_recipe,
     plan_trials,
+    rate_lines,
     read_rates,
     untuned,
     with_chosen_rates,
 )
-from fineprune.report.verdict import verdict
-from fineprune.runs.run import Run, read_run, read_runs
+from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.summary import write_summary
 from fineprune.training.data import load_data
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
-from fineprune.training.stop import Stopped
 
 pytestmark = pytest.mark.usefixtures("fast_spawn")
 
@@ -48,7 +45,7 @@ RECIPE = {
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 ARMS = ("full", "fine-pruning")
-TRIALS = [f"{arm}-{factor:g}" for arm in ARMS for factor in FACTORS]
+TRIALS = [f"{arm}-0-{factor:g}" for arm in ARMS for factor in FACTORS]
 HELD_OUT = 16
 
 
@@ -57,12 +54,16 @@ def small(*changes):
 
 
 def tune(folder, *changes, arms=ARMS, **options):
-    compare(small(*changes), folder, title="t", arms=arms, tune=True, **options)
+    compare(small(*changes), folder, title="t", arms=arms, **{"tune": 1, **options})
 
 
-def planned_trials(folder, arms=ARMS):
-    held_out = held_out_recipe(small(), 160)
-    return plan_trials(plan_runs(held_out, folder / "rates", 1, arms))
+def planned(recipe, folder, seeds, arms):
+    data = load_data(recipe)
+    return plan_runs(recipe, folder, seeds, make_arms(recipe, arms, data.num_samples), data)
+
+
+def planned_trials(folder, arms=ARMS, seeds=1):
+    return plan_trials(planned(held_out_recipe(small(), 160), folder / "rates", seeds, arms))
 
 
 def results(folder):
@@ -106,12 +107,12 @@ def test_each_arm_is_trained_with_the_rate_that_was_best_on_held_out_samples(tun
     for arm in ARMS:
         accuracies = {}
         for factor in FACTORS:
-            trial = tuned / "rates" / f"{arm}-{factor:g}"
+            trial = tuned / "rates" / f"{arm}-0-{factor:g}"
             accuracies[factor] = read_run(trial).summary.accuracy_last
             assert read_recipe(trial / "recipe.toml").training.lr == 0.02 * factor
         best = [factor for factor in FACTORS if accuracies[factor] == max(accuracies.values())]
         assert rates.arms[arm].factor == best[0]
-        assert list(rates.arms[arm].accuracies.values()) == list(accuracies.values())
+        assert list(rates.arms[arm].accuracies.values()) == [(a,) for a in accuracies.values()]
         recipe = read_recipe(tuned / f"{arm}-0/recipe.toml")
         assert recipe.training.lr == 0.02 * best[0]
         assert recipe.run.rate_factor == best[0]
@@ -129,12 +130,13 @@ def test_trials_do_not_evaluate_the_test_set(tuned):
 
 def test_the_progress_says_what_the_runs_are(tuned, said):
     lines = [line for line, _, _ in said if line]
-    assert len(lines) == len(TRIALS) + len(ARMS)
-    accuracy = read_run(tuned / "rates/full-1.5").summary.accuracy_last
+    assert len(lines) == len(TRIALS) + 2 * len(ARMS)
+    accuracy = read_run(tuned / "rates/full-0-1.5").summary.accuracy_last
     assert (
-        f"tuning: finished full with 1.5 times the learning rate, accuracy {accuracy:.2%} on "
+        f"tuning: finished full, seed 0, 1.5 times the learning rate, accuracy {accuracy:.2%} on "
         f"held-out samples"
     ) in lines
+    assert sum("--tune 3 would say" in line for line in lines) == len(ARMS)
     assert said[-1][1:] == (16, 16)
 
 
@@ -146,7 +148,7 @@ def test_a_stopped_tuning_is_continued_with_the_same_result(tuned, tmp_path):
 
     with pytest.raises(Stopped, match="with 3 runs to go"):
         tune(tmp_path / "c", arms=["full"], on_progress=stop)
-    assert list(results(tmp_path / "c/rates")) == ["full-1"]
+    assert list(results(tmp_path / "c/rates")) == ["full-0-1"]
     assert not (tmp_path / "c/rates.json").exists()
     before = times(tmp_path / "c")
     tune(tmp_path / "c", arms=["full"])
@@ -167,7 +169,7 @@ def test_a_chosen_rate_is_kept_when_seeds_are_added(copied):
         shutil.rmtree(copied / f"{arm}-0")
     (copied / "rates.json").write_text(json.dumps(content))
     before = times(copied)
-    for run in with_chosen_rates(plan_runs(small(), copied, 2, ARMS), copied):
+    for run in with_chosen_rates(planned(small(), copied, 2, ARMS), copied):
         train(run.recipe, run.folder)  # In this process, which takes less time than a new one.
     tune(copied, seeds=2)
     assert times(copied) == before
@@ -187,8 +189,8 @@ def test_an_added_arm_is_tuned_alone(copied):
     assert all(rates.arms[arm] == known.arms[arm] for arm in ARMS)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(read_runs([copied])) == 3
-    arms = [*ARMS, "random", "matched"]
-    assert untuned(copied, small(), arms) == ["fine-pruning", "matched"]
+    arms = make_arms(small(), [*ARMS, "second", "random", "matched"], 160)
+    assert [arm.name for arm in untuned(copied, arms)] == ["fine-pruning", "matched"]
 
 
 def test_a_trial_of_the_matched_control_repeats_the_method_at_the_same_rate(tmp_path):
@@ -196,14 +198,14 @@ def test_a_trial_of_the_matched_control_repeats_the_method_at_the_same_rate(tmp_
     trials = [trial for trial in planned_trials(tmp_path, arms) if trial.name == "matched"]
     assert len(trials) == len(FACTORS)
     for trial, factor in zip(trials, FACTORS, strict=True):
-        assert trial.matches is not None
-        assert trial.matches.folder == tmp_path / f"rates/fine-pruning-{factor:g}"
-        assert trial.matches.recipe.training.lr == trial.recipe.training.lr == 0.02 * factor
+        assert trial.needs is not None
+        assert trial.needs.folder == tmp_path / f"rates/fine-pruning-0-{factor:g}"
+        assert trial.needs.recipe.training.lr == trial.recipe.training.lr == 0.02 * factor
 
 
-def finished_trials(folder, accuracies):
+def finished_trials(folder, accuracies, seeds=1):
     """Return trials of full training with these accuracies; None if the training diverged."""
-    trials = planned_trials(folder, ["full"])
+    trials = planned_trials(folder, ["full"], seeds)
     for trial, accuracy in zip(trials, accuracies, strict=True):
         if accuracy is not None:
             trial.folder.mkdir(parents=True)
@@ -225,7 +227,27 @@ def test_the_smaller_of_the_best_rates_is_chosen(accuracies, chosen, tmp_path):
     choose_rates(tmp_path, finished_trials(tmp_path, accuracies))
     rate = read_rates(tmp_path).arms["full"]
     assert rate.factor == chosen
-    assert rate.accuracies == dict(zip(("1", "1.5", "2"), accuracies, strict=True))
+    assert rate.accuracies == {
+        factor: (accuracy,) for factor, accuracy in zip(("1", "1.5", "2"), accuracies, strict=True)
+    }
+
+
+def test_several_seeds_decide_and_say_what_may_be_chance(tmp_path):
+    """The order of the trials is that of the factors, and of the seeds for each of them."""
+    accuracies = (0.70, 0.72, 0.74, 0.73, 0.72, 0.74, 0.60, 0.61, 0.64)
+    choose_rates(tmp_path, finished_trials(tmp_path, accuracies, seeds=3))
+    rates = read_rates(tmp_path)
+    assert rates.arms["full"].factor == 1.5
+    (line,) = rate_lines(rates)
+    assert line.startswith("full: 1.5 times the learning rate, 73.00% on 16 held-out samples (3 ")
+    assert "; 1 times: -1.00 ±4.30 points, which may be chance" in line
+    assert line.endswith("; 2 times: -11.33 ±3.79 points")
+
+
+def test_a_second_training_has_the_rate_of_the_first(tmp_path):
+    choose_rates(tmp_path, finished_trials(tmp_path, (0.5, 0.75, 0.6)))
+    runs = with_chosen_rates(planned(small(), tmp_path, 1, ["full", "second"]), tmp_path)
+    assert {run.recipe.training.lr for run in runs} == {0.02 * 1.5}
 
 
 def test_an_arm_that_diverges_at_every_rate_ends_the_comparison(tmp_path):
@@ -238,49 +260,25 @@ def test_an_arm_that_diverges_at_every_rate_ends_the_comparison(tmp_path):
             arms=(*ARMS, "matched"),
             on_progress=lambda line, done, total: lines.append(line),
         )
-    assert "tuning: matched with 2 times the learning rate diverged" in lines
+    assert "tuning: matched, seed 0, 2 times the learning rate diverged" in lines
     assert sum(bool(line) for line in lines) == 9
     assert not (tmp_path / "c/rates.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("arms", "curve", "said"),
-    [
-        (["full", "fine-pruning", "shorter-1.5", "shorter-2"], False, "got shorter-1.5, shorter-2"),
-        (["full", "second"], False, "expected no arm 'second' with --tune"),
-        (["full"], True, "expected --tune or --curve, got both"),
-    ],
-)
-def test_arms_whose_rates_cannot_be_chosen_are_refused(arms, curve, said, tmp_path):
-    with pytest.raises(InputError, match=said):
-        tune(tmp_path / "c", arms=arms, curve=curve)
-    assert not (tmp_path / "c").exists()
-
-
-def test_the_command_refuses_them_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("small.toml").write_text(small().to_toml())
-    command = ["compare", "small.toml", "--tune", "--arms", "full,shorter-2"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert "a multiple of another arm's, got shorter-2: leave them out" in line
-
-
 def test_a_comparison_goes_on_with_tuning_or_without_it_as_it_began(copied):
     before = {path: path.read_bytes() for path in copied.glob("*.*")}
-    with pytest.raises(InputError, match=r"expected --tune, as when .* got none: add --tune"):
+    with pytest.raises(InputError, match=r"expected --tune 1, as when .* got none: give the same"):
         compare(small(), copied, title="t", arms=ARMS)
     content = json.loads((copied / "compare.json").read_text())
     assert {path: path.read_bytes() for path in copied.glob("*.*")} == before
-    (copied / "compare.json").write_text(json.dumps({**content, "tuned": False}))
-    with pytest.raises(InputError, match=r"expected no --tune, as when .* got --tune: leave it"):
+    (copied / "compare.json").write_text(json.dumps({**content, "tuned": 0}))
+    with pytest.raises(InputError, match=r"expected no --tune, as when .* got --tune 1: give the"):
         tune(copied)
 
 
 def test_a_damaged_choice_is_refused(copied):
     (copied / "rates.json").write_text('{"held_out": 12, "arms": {"full": 1.5}}')
-    with pytest.raises(InputError, match=r"expected the learning rate of each arm in .*rates.json"):
+    with pytest.raises(InputError, match=r"expected .*rates.json as fineprune wrote it"):
         tune(copied)
 
 
@@ -288,7 +286,7 @@ def test_data_that_cannot_be_held_out_are_refused_before_the_training(tmp_path):
     data = {"name": "test_own_data:noisy", "validation": 0}
     recipe = make_recipe({**RECIPE, "data": data})
     with pytest.raises(InputError, match="random transforms only"):
-        compare(recipe, tmp_path / "c", title="t", arms=ARMS, tune=True)
+        compare(recipe, tmp_path / "c", title="t", arms=ARMS, tune=1)
     assert not (tmp_path / "c").exists()
     with pytest.raises(InputError, match="at least 2 training samples with --tune, got 1"):
         held_out_recipe(small(), 1)
@@ -314,9 +312,7 @@ def test_reports_say_which_rates_were_chosen_and_how(tuned, tmp_path):
     out = tmp_path / "report.html"
     factors = {arm: rate.factor for arm, rate in read_rates(tuned).arms.items()}
     chosen = ", ".join(f"{factor:g} ({arm})" for arm, factor in factors.items())
-    sentence = (
-        f"that of the recipe times {chosen}, chosen with one seed on 16 held-out training samples"
-    )
+    sentence = f"that of the recipe times {chosen}, chosen on held-out samples"
     command = ["report", str(tuned), "--out", str(out)]
     printed = CliRunner().invoke(app, command)
     assert printed.exit_code == 0, printed.output
@@ -324,40 +320,5 @@ def test_reports_say_which_rates_were_chosen_and_how(tuned, tmp_path):
     assert f"lenet on digits: the learning rate is {sentence}" in said
     page = out.read_text(encoding="utf-8")
     assert f"<dt>Learning rates</dt><dd>{sentence}</dd>" in page
-    assert "--seeds 1 --arms full,fine-pruning --tune" in page
-    assert "The learning rate of each arm was chosen with one seed." in page
     rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
     assert {row["arm"]: row["rate_factor"] for row in rows} == factors
-
-
-def test_a_control_is_not_said_to_have_another_rate_if_both_were_chosen(tmp_path):
-    said = "with 1.50 times the learning rate"
-    folder = make_compare(tmp_path / "c", arms=["full", "fine-pruning", "shorter"], seeds=[0])
-    for tuned in (False, True):
-        for arm, factor in (("fine-pruning", 1.0), ("shorter", 1.5)):
-            file = folder / f"{arm}-0/recipe.toml"
-            recipe = read_recipe(file)
-            lr = made_recipe().training.lr * factor
-            recipe = recipe.replaced("training", lr=lr)
-            recipe = recipe.replaced("run", rate_factor=factor if tuned else None)
-            file.write_text(recipe.to_toml())
-        group = Group("lenet on digits", tuple(read_runs([folder])))
-        assert (said in " ".join(verdict(group, group_rows(group)))) is not tuned
-
-
-def made_run(arm, seed, lr, factor):
-    recipe = {"training": {"lr": lr}, "run": {"seed": seed, "rate_factor": factor}}
-    summary = made_summary(arm=arm, seed=seed)
-    return Run(Path(f"{arm}-{seed}"), summary, [], recipe, "title")
-
-
-def test_only_tuned_arms_of_one_recipe_may_differ_in_their_rates():
-    full, method = made_run("full", 0, 0.02, 1.0), made_run("fine-pruning", 0, 0.02 * 1.5, 1.5)
-    assert len(grouped([full, method])) == 1
-    for others, said in (
-        ([full, method, made_run("full", 7, 0.04, 2.0)], "training.lr is 0.02 and 0.04"),
-        ([full, made_run("fine-pruning", 0, 0.045, 1.5)], '"0.02, tuned" and "0.03, tuned"'),
-        ([dataclasses.replace(full, recipe={"training": {"lr": 0.02}}), method], '0.02, tuned"'),
-    ):
-        with pytest.raises(InputError, match=said):
-            grouped(others)

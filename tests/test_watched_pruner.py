@@ -2,7 +2,6 @@
 
 import copy
 import io
-import warnings
 import weakref
 from typing import Any
 
@@ -84,9 +83,10 @@ def test_the_evidence_is_that_of_a_watch_beside_the_pruner():
 
 
 def test_a_batch_that_is_also_given_to_the_watch_is_refused():
-    pruner, index, logits, y = pruner_of(), torch.arange(8), torch.randn(8, 4), data()[:8][1]
+    pruner = pruner_of(fp.FullData(EPOCHS))
+    index, logits, y = torch.arange(8), torch.randn(8, 4), data()[:8][1]
     pruner.record(index, F.cross_entropy(logits, y, reduction="none"), logits, y)
-    resumed = pruner_of()
+    resumed = pruner_of(fp.FullData(EPOCHS))
     resumed.load_state_dict(pruner.state_dict())
     for each in (pruner, resumed, copy.deepcopy(pruner)):
         assert each.watch is not None
@@ -113,61 +113,12 @@ def made_up(pruner, step, until=None):
     return pruner.watch
 
 
-@pytest.mark.parametrize("until", [7, N // BATCH])
-def test_a_resumed_training_that_records_no_logits_any_more_says_so(until):
-    _, state = train(pruner_of(fp.FullData(EPOCHS)), until=until)
-    resumed = pruner_of(fp.FullData(EPOCHS))
-    resumed.load_state_dict(saved_and_loaded(state))
-    with pytest.warns(RuntimeWarning, match="no logits, unlike those of the loaded state") as said:
-        train(resumed, watched=False)
-    assert len(said) == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "warned"),
-    [("weighted", True), ("plain", False), ("smoothed", False), ("twice", False)],
-)
-def test_losses_that_are_weighted_by_class_are_said(kind, warned):
-    logits = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(32) % CLASSES
-    every: dict[str, dict[str, Any]] = {
-        "weighted": {"weight": torch.linspace(1, 9, CLASSES)},
-        "smoothed": {"label_smoothing": 0.1},
-    }
-    options = every.get(kind, {})
-    losses = F.cross_entropy(logits, y, reduction="none", **options) * (2 if kind == "twice" else 1)
-    pruner = pruner_of(fp.InfoBatch(EPOCHS))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        pruner.record(torch.arange(32), losses, logits, y.tolist())
-    assert [("weighted by class (1 to 9 times" in str(one.message)) for one in caught] == (
-        [True] if warned else []
-    )
-
-
-@pytest.mark.parametrize("policy", [fp.InfoBatch(EPOCHS), fp.FullData(EPOCHS)])
-def test_a_policy_that_learns_from_losses_needs_labels(policy):
-    """A loss of 0 that stands for no label looks like that of a sample which was learned."""
-    logits = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(32) % CLASSES
-    y[::4] = -100
-    weight = torch.linspace(1, 9, CLASSES)
-    losses = F.cross_entropy(logits, y, reduction="none", weight=weight)
-    pruner = pruner_of(policy)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        pruner.record(torch.arange(32), losses, logits, y)
-    said = " ".join(str(one.message) for one in caught)
-    assert ("8 of 32 samples have no label, and policy 'infobatch'" in said) == policy.needs_losses
-    assert ("weighted by class (3.67 to 9 times" in said) == policy.needs_losses
-
-
-@pytest.mark.filterwarnings("ignore:32 of 32 samples have no label")
 def test_the_first_batch_may_have_no_label_at_all():
     pruner = pruner_of(fp.InfoBatch(EPOCHS))
-    logits = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(0))
-    pruner.record(torch.arange(32), torch.zeros(32), logits, torch.full((32,), -100))
-    assert pruner.position.samples == 32
+    logits = torch.randn(BATCH, CLASSES, generator=torch.Generator().manual_seed(0))
+    without = torch.full((BATCH,), -100)
+    pruner.record(torch.arange(BATCH), torch.zeros(BATCH), logits, without)
+    assert pruner.position.samples == BATCH
 
 
 def test_a_copy_of_a_pruner_watches_for_itself():
@@ -262,7 +213,7 @@ def test_the_buffer_keeps_few_tensors_and_nothing_else_alive():
 
 
 def test_logits_need_labels():
-    pruner = pruner_of()
+    pruner = pruner_of(fp.FullData(EPOCHS))
     for given in ((torch.zeros(8, CLASSES), None), (None, torch.zeros(8))):
         with pytest.raises(InputError, match="logits and labels together"):
             pruner.record(torch.arange(8), torch.ones(8), *given)

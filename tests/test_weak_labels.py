@@ -19,7 +19,7 @@ from fineprune.datasets.image_set import ImageSet
 from fineprune.datasets.label_file import read_labels
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import grouped
-from fineprune.report.html import write_report
+from fineprune.report.comparison import write_report
 from fineprune.report.wrong_labels import found_rows
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run, read_runs
@@ -57,7 +57,7 @@ def small(*changes):
 
 def labels_of(data):
     """The labels that a run trains on."""
-    return data.make_fetch()(torch.arange(data.num_samples), 0)[1].numpy()
+    return data.train.open().batch(torch.arange(data.num_samples), 0)[1].numpy()
 
 
 def wrong_of(data):
@@ -140,8 +140,8 @@ def test_the_images_of_the_labels_that_are_kept_stay_theirs(given_labels, tmp_pa
     _, given = given_labels
     own = load_data(small())
     data = load_data(small(f"data.labels={tmp_path / 'labels.txt'}"))
-    ((x, _),) = [own.make_fetch()(torch.from_numpy(np.flatnonzero(given >= 0)), 0)]
-    ((other, _),) = [data.make_fetch()(torch.arange(data.num_samples), 0)]
+    ((x, _),) = [own.train.open().batch(torch.from_numpy(np.flatnonzero(given >= 0)), 0)]
+    ((other, _),) = [data.train.open().batch(torch.arange(data.num_samples), 0)]
     # Each set is normalised by its own mean and deviation, so pixels differ by a linear function.
     assert np.corrcoef(x.flatten(), other.flatten())[0, 1] == pytest.approx(1, abs=1e-5)
 
@@ -313,7 +313,7 @@ def test_the_report_shows_the_means_of_each_arm(tmp_path):
     assert pruned["roc_area"] == pytest.approx(np.mean(known))
     write_report(noisy, tmp_path / "noisy.html")
     page = (tmp_path / "noisy.html").read_text()
-    assert page.count("<h3>Wrong labels found</h3>") == 1
+    assert page.count("<h2>Wrong labels found</h2>") == 1
     assert f"<td>{pruned['roc_area']:.3f}</td>" in page
     assert "<td>40.0</td>" in page
 

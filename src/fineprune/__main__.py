@@ -5,7 +5,18 @@ import signal
 import sys
 
 # The modules of the extra ``cli``. All are needed by some command, and most are imported late.
-_MODULES = ("typer", "rich", "matplotlib", "jinja2", "PIL", "sklearn", "scipy", "filelock")
+_MODULES = (
+    "typer",
+    "rich",
+    "matplotlib",
+    "jinja2",
+    "PIL",
+    "scipy",
+    "pooch",
+    "filelock",
+    "msgspec",
+    "tomli_w",
+)
 
 
 def main() -> None:

@@ -8,10 +8,14 @@ import inspect
 import math
 import operator
 import pickle
+import signal
 import warnings
 from collections.abc import Iterator
 from numbers import Integral, Real
 from pathlib import Path
+
+# The exit statuses of the command line, besides 0, and 128 plus the number of a signal.
+FAILED, WRONG_INPUT, DIVERGED = 1, 2, 3
 
 # Whole numbers of so many digits fit into int64; Python refuses to convert thousands of them.
 MOST_DIGITS = 18
@@ -36,6 +40,27 @@ class RunError(RuntimeError):
     The message is one line. The command line prints only this line and exits with status 1. Every
     other exception except ``InputError`` keeps its traceback.
     """
+
+
+class TrainingDiverged(RunError):
+    """The mean loss of an epoch is not finite, so the weights are no longer usable."""
+
+
+class Stopped(Exception):
+    """A signal stopped the run, and its state is saved.
+
+    Attributes:
+        number: The number of the signal.
+        place: The point at which the run stopped, as a phrase for the message.
+    """
+
+    def __init__(self, number: int, place: str) -> None:
+        super().__init__(number, place)  # Unpickling passes these arguments to the constructor.
+        self.number = number
+        self.place = place
+
+    def __str__(self) -> str:
+        return f"stopped by {signal.Signals(self.number).name} {self.place}"
 
 
 # The path needs rights that this user does not have, or it is too long.
@@ -165,8 +190,18 @@ def shown(value: str) -> str:
 
 
 def first_line(value: object) -> str:
-    """Return the first line that is not empty of a text or of an exception's message, or ""."""
-    return next(iter(str(value).strip().splitlines()), "")
+    """Return the line of a text or of an exception's message that says what happened, or "".
+
+    This is the first line; with a traceback, as an error of another process has one, the last line;
+    and all lines if the first one only announces them.
+    """
+    lines = [line.strip() for line in str(value).splitlines() if line.strip()]
+    if any(line.startswith(("Traceback (", "Original Traceback (")) for line in lines):
+        return lines[-1]
+    if lines and lines[0].endswith(":"):
+        text = " ".join(lines)
+        return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return lines[0] if lines else ""
 
 
 def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:

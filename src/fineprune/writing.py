@@ -1,10 +1,11 @@
 """Writes files atomically: there is always either the old file or the new one, never a part."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from fineprune.errors import InputError, RunError
 
@@ -52,8 +53,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with temporary.open("wb") as file, _error_of_file():
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            flush(file)
         temporary.replace(target)
     except OSError as error:
         _remove(temporary)
@@ -67,6 +67,16 @@ def write_atomically(path: Path, text: str) -> None:
     """Write text in UTF-8, and replace a file at ``path`` atomically, as ``replacing`` does."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
+
+
+def flush(file: IO[Any]) -> None:
+    """Write what is buffered of a file to the disk, if its file system can say when it is there."""
+    file.flush()
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
 
 
 def check_is_file(path: Path, expected: str = "a file to write") -> None:

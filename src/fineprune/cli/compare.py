@@ -10,25 +10,18 @@ from fineprune.cli.options import (
     AsJson,
     Changes,
     Margin,
-    MoreChanges,
     RecipeFile,
-    all_changes,
     margin_fraction,
     path_option,
 )
 from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
-from fineprune.cli.results import show_results
-from fineprune.experiments import compare as comparing
-from fineprune.runs.files import REPORT
-from fineprune.runs.run import read_runs
-from fineprune.training.recipe import read_recipe
 
 
 @exits(to_continue="run the same command again to continue")
 def compare(
     recipe: RecipeFile,
-    more: MoreChanges = None,
+    changes: Changes = None,
     out: Annotated[
         Path | None, path_option("The folder of all runs [runs/<recipe>-compare].")
     ] = None,
@@ -40,35 +33,33 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="The number of runs to train at the same time.")] = 1,
-    curve: Annotated[
-        bool,
-        typer.Option(
-            "--curve",
-            help="Also train on all data for 25, 50, 75 and 100 % of the epochs, as cooldowns "
-            "from one training at a constant learning rate.",
-        ),
-    ] = False,
     tune: Annotated[
-        bool,
+        int,
         typer.Option(
-            "--tune",
-            help="First choose the learning rate of each arm on held-out training samples, from "
-            "1, 1.5 and 2 times that of the recipe.",
+            metavar="SEEDS",
+            help="First choose the learning rate of each arm with so many seeds, on held-out "
+            "training samples, from 1, 1.5 and 2 times that of the recipe.",
+            show_default=False,
         ),
-    ] = False,
+    ] = 0,
     margin: Margin = 0.4,
-    changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe and its controls, print the paper's table and write a report.
+    """Train a recipe and its controls, print their table and write a report.
 
     The same command continues a comparison that was stopped. With more --seeds or other --arms, it
     adds runs to the comparison; finished runs are kept and reported.
 
-    Example: fineprune compare quick --arms full,fine-pruning --seeds 2
+    Example: fineprune compare quick --arms full,adaptive --seeds 2
     """
+    from fineprune.cli.results import show_results
+    from fineprune.experiments import compare as comparing
+    from fineprune.runs.files import REPORT
+    from fineprune.runs.run import read_runs
+    from fineprune.training.recipe import read_recipe
+
     fraction = margin_fraction(margin)
-    made = read_recipe(recipe, all_changes(changes, more))
+    made = read_recipe(recipe, changes or ())
     folder = out or Path("runs") / f"{recipe.stem}-compare"
     check_folder(folder)
     with progress() as update:
@@ -79,10 +70,8 @@ def compare(
             seeds=seeds,
             arms=[] if arms is None else [arm.strip() for arm in arms.split(",")],
             jobs=jobs,
-            curve=curve,
             tune=tune,
             on_progress=update,
         )
-    page = folder / REPORT
     about = {"folder": str(folder), "margin": margin}
-    show_results(read_runs([folder]), page, fraction, as_json=as_json, about=about)
+    show_results(read_runs([folder]), folder / REPORT, fraction, as_json=as_json, about=about)

@@ -1,5 +1,7 @@
 """Exit statuses: 0 on success, 2 on wrong input, 1 on a failure, 128 plus its number on a signal.
 
+A training that diverged has the status 3.
+
 ``InputError``, ``RunError`` and a lack of memory, of space on a disk or of rights become one line
 on standard error. Every other exception keeps its traceback, because it is a fault of the program
 or of the user's own code.
@@ -17,32 +19,49 @@ from typing import Any, ParamSpec
 import typer
 from typer.core import TyperGroup
 
-from fineprune.errors import InputError, RunError, first_line, lack_of
-from fineprune.training.stop import Stopped
+from fineprune.errors import (
+    DIVERGED,
+    FAILED,
+    WRONG_INPUT,
+    InputError,
+    RunError,
+    Stopped,
+    TrainingDiverged,
+    first_line,
+    lack_of,
+)
+from fineprune.launcher import check_not_launched
 
 P = ParamSpec("P")
 
-FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 128 + signal.SIGINT
+INTERRUPTED = 128 + signal.SIGINT
 
 # What streams do with a character that their encoding lacks, if it raises an error.
 _FAILING = ("strict", "surrogateescape")
 
 
-def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def exits(
+    to_continue: str | None = None, *, launched: bool = False
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Return a decorator that turns the exceptions of a verb into exit statuses.
 
     Args:
         to_continue: What to do after Ctrl-C to continue; None if the verb keeps nothing.
+        launched: Whether ``torchrun`` may start the verb.
     """
 
     def decorate(verb: Callable[P, None]) -> Callable[P, None]:
         @functools.wraps(verb)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
+                if not launched:
+                    check_not_launched(f"fineprune {verb.__name__}", "what it needs")
                 verb(*args, **kwargs)
             except (InputError, RunError) as error:
                 _say(str(error))
                 status = WRONG_INPUT if isinstance(error, InputError) else FAILED
+                if isinstance(error, TrainingDiverged):
+                    status = DIVERGED
                 raise typer.Exit(status) from error
             except Stopped as error:
                 _say(f"{error}; {to_continue}")
@@ -70,8 +89,8 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
     return decorate
 
 
-class Verbs(TyperGroup):
-    """The group of verbs. A command line that cannot be parsed is wrong input, said in one line."""
+class Group(TyperGroup):
+    """A group of verbs. A command line that cannot be parsed is wrong input, said in one line."""
 
     def main(self, args: Any = None, *rest: Any, **settings: Any) -> Any:
         """Run the verb, or show the help if no arguments are given, and exit."""

@@ -95,12 +95,8 @@ def _picture(schedule: Schedule, prunes: list[bool]) -> Text:
 
 def _schedule_lines(made: Forecast, schedule: Schedule) -> Iterator[str]:
     pruned = schedule.pruned_epochs()
-    annealed = pruned - sum(made.prunes)
     yield "in brackets: pruned epochs; | counts are cleared after this epoch"
-    yield (
-        f"pruned epochs: {pruned} of {schedule.epochs} by Algorithm 2"
-        + (f", {annealed} of which anneal keeps whole" if annealed else "")
-    )
+    yield f"pruned epochs: {pruned} of {schedule.epochs} by Algorithm 2"
     if made.closed_form is not None:
         yield f"the paper's closed form, formula 3 or 4, gives {made.closed_form}"
     if made.savings is not None:

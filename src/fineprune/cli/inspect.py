@@ -1,10 +1,10 @@
 """``fineprune inspect``."""
 
-import dataclasses
-import json
+import math
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,14 +12,14 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Runs, path_option
 from fineprune.cli.output_paths import check_distinct, check_file, inputs_of
 from fineprune.errors import InputError
-from fineprune.runs.files import finite
+from fineprune.runs.files import RECIPE, json_text
 from fineprune.runs.run import read_runs
-from fineprune.writing import make_folder
+from fineprune.writing import make_folder, write_atomically
 
 if TYPE_CHECKING:
-    from fineprune.inspection.inspected_arm import InspectedArm
+    from fineprune.inspection.inspected import Inspected
 
-# How many suspects of the one arm are printed.
+# How many suspects are printed.
 _SUSPECTS = 5
 
 
@@ -29,87 +29,125 @@ def inspect(
     out: Annotated[Path, path_option("The HTML file to write.")] = Path("inspect.html"),
     most: Annotated[
         int | None,
-        typer.Option(
-            help="The number of suspects to review [the estimated number of wrong labels, at "
-            "least 20]."
-        ),
+        typer.Option(help="List so many samples on the page [all suspects, at most 500]."),
     ] = None,
-    network: Annotated[
-        bool,
-        typer.Option(
-            help="Pass the samples through the trained network, to show its final predictions and "
-            "the nearest neighbours."
-        ),
-    ] = True,
-    csv: Annotated[
-        Path | None, path_option("Also write one row per sample to this CSV file.")
+    labels: Annotated[
+        Path | None,
+        path_option("Also write the labels to this table, which must not exist."),
     ] = None,
-    parquet: Annotated[
-        Path | None, path_option("Also write one row per sample to this Parquet file.")
+    accept: Annotated[
+        float | None,
+        typer.Option(help="In the table, accept suggestions with this confidence, such as 0.9."),
     ] = None,
     own_data: Annotated[
         bool,
-        typer.Option(
-            "--own-data",
-            help="Run the code of user-defined data, to show samples, and of a user-defined "
-            "network, to pass samples through it.",
-        ),
+        typer.Option("--own-data", help="Run the code of user-defined data, to show samples."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show which samples were skipped, and which labels are probably wrong. Trains nothing.
+    """Show which labels are probably wrong, on a page to review them. Trains nothing.
 
-    The runs must have kept the history of their samples (run.history, which is on by default).
+    The evidence of several runs on the same labels, as of a comparison, is added. Edit the column
+    "label" of the table (a class, or "drop" to leave a sample out), and train with the command that
+    is printed. Without --accept, no label is changed.
 
-    Example: fineprune inspect runs/quick-compare --out inspect.html --csv samples.csv
+    Example: fineprune inspect runs/quick-compare --labels labels.csv --accept 0.9
     """
     if most is not None and most < 1:
         raise InputError(f"expected --most to be at least 1, got {most}")
-    check_distinct(out=out, csv=csv, parquet=parquet)
+    _check_table(labels, accept)
+    check_distinct(out=out, labels=labels)
     read = read_runs(runs)
-    for option, path in (("--out", out), ("--csv", csv), ("--parquet", parquet)):
+    for option, path in (("--out", out), ("--labels", labels)):
         if path is not None:
             check_file(option, path, inputs_of(*(run.recipe for run in read)))
-    # Imported here, because scipy would delay the start of every command.
+    # Imported here, because torch would delay the start of every command.
     from fineprune.inspection.inspected import read_inspected
-    from fineprune.inspection.sample_table import sample_columns, write_csv, write_parquet
+    from fineprune.inspection.label_table import label_table
     from fineprune.report.inspection import write_inspection
 
     inspected = read_inspected(read)
-    if csv is not None or parquet is not None:
-        columns = sample_columns(inspected)
-        for path, write in ((csv, write_csv), (parquet, write_parquet)):
-            if path is not None:
-                make_folder(path.parent)
-                write(columns, path)
-    summary = write_inspection(inspected, out, most=most, network=network, own_data=own_data)
+    written: dict[str, Any] = {}
+    if labels is not None:
+        table = label_table(inspected, accept)
+        make_folder(labels.parent)
+        write_atomically(labels, table.text)
+        command = _training_with(labels, inspected)
+        written = {"labels": str(labels), "accepted": table.accepted, "command": command}
+    classes = write_inspection(inspected, out, most=most, own_data=own_data)
+    facts = inspected.watch.facts(inspected.classes)
+    first = list(_first(inspected))
     if as_json:
-        typer.echo(json.dumps(finite({"page": str(out), **dataclasses.asdict(summary)})))
+        told = {
+            "page": str(out),
+            "runs": [str(run.path) for run in inspected.runs],
+            "samples": inspected.watch.num_samples,
+            "suspects": inspected.ranking.num_suspects,
+            "first": first,
+            "classes": [row._asdict() for row in classes],
+            "facts": facts,
+        }
+        typer.echo(json_text({**told, **written}))
         return
-    # A comparison trains its method before the controls that skip samples too.
-    shown = next((arm for arm in summary.arms if arm.skipped), summary.arms[0])
-    others = len(summary.arms) - 1
-    for line in _lines(shown):
+    for line in facts:
         typer.echo(line)
-    also = f", with {others} more {'arm' if others == 1 else 'arms'}" if others else ""
-    typer.echo(f"page: {out}{also}")
-
-
-def _lines(arm: "InspectedArm") -> Iterator[str]:
-    """Yield what the command prints about the run that stands for an arm."""
-    yield (
-        f"{arm.name}: {arm.skipped:.1%} of the sample-steps skipped; {arm.suspects:,} of "
-        f"{arm.samples:,} labels are suspected"
-    )
-    if arm.found:
-        # Among as many suspects as there are wrong labels, or nearly so many.
-        found = min(arm.found, key=lambda found: abs(found.first - (arm.wrong_labels or 0)))
-        as_many = "as many as labels are wrong, " if found.first == arm.wrong_labels else ""
-        yield (
-            f"  of the first {found.first:,} suspects, {as_many}{found.wrong:,} have a wrong label "
-            f"({found.by_chance:,.0f} by chance); {found.suggestions_right:,} suggestions are right"
+    for suspect in first:
+        name = suspect["index"] if suspect["key"] is None else suspect["key"]
+        typer.echo(
+            f"  suspect {name}: labelled {suspect['label']}, perhaps {suspect['suggestion']} "
+            f"({suspect['confidence']:.0%})"
         )
-    for suspect in arm.first[:_SUSPECTS]:
-        suggestion = f", perhaps {suspect.suggestion}" if suspect.suggestion is not None else ""
-        name = suspect.index if suspect.key is None else f"{suspect.key} ({suspect.index})"
-        yield f"  suspect {name}: labelled {suspect.label}{suggestion}"
+    if written:
+        typer.echo(f"labels: {labels}, with {written['accepted']:,} suggestions accepted")
+        typer.echo(f"train with it: {written['command']}")
+    typer.echo(f"page: {out}")
+
+
+def _check_table(labels: Path | None, accept: float | None) -> None:
+    if accept is not None and labels is None:
+        raise InputError("expected --labels with --accept, got no table: add --labels labels.csv")
+    if accept is not None and not 0 < accept <= 1:
+        raise InputError(f"expected --accept above 0 and at most 1, got {accept:g}")
+    if labels is None:
+        return
+    if labels.suffix != ".csv":  # ``data.labels`` reads others as something else.
+        raise InputError(
+            f"expected a .csv file for --labels, which data.labels reads as a table, got {labels}: "
+            f"give a name such as {labels.with_suffix('.csv')}"
+        )
+    if labels.exists():
+        raise InputError(
+            f"expected a new file for --labels, got {labels}, which may have been edited: give "
+            f"another name, or move it away"
+        )
+
+
+def _first(inspected: "Inspected") -> Iterator[dict[str, Any]]:
+    """Yield what is printed of the first suspects."""
+    training_set, ranking = inspected.training_set, inspected.ranking
+    number = min(ranking.num_suspects, _SUSPECTS)
+    for sample, score, suggestion in zip(
+        *(part[:number].tolist() for part in ranking.suspects()), strict=True
+    ):
+        yield {
+            "index": int(training_set.index[sample]),
+            "key": training_set.key(sample),
+            "label": training_set.name(int(training_set.trained_labels[sample])),
+            "suggestion": training_set.name(suggestion),
+            "score": score,
+            "confidence": 1 / (1 + math.exp(-score)),
+        }
+
+
+def _training_with(labels: Path, inspected: "Inspected") -> str:
+    """Return the command that trains the first run again with a table of labels."""
+    run = inspected.runs[0]
+    folder = run.path if run.path.name not in ("", "..") else run.path.resolve()
+    settings = [f"data.labels={labels}"]
+    settings += [
+        f"data.{name}=none"
+        for name in ("label_noise", "label_noise_map")
+        if run.recipe.get("data", {}).get(name) is not None
+    ]
+    recipe = str(run.path / RECIPE)
+    return shlex.join(["fineprune", "train", recipe, "--out", f"{folder}-relabelled", *settings])

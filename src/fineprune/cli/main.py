@@ -1,5 +1,6 @@
 """The ``fineprune`` command."""
 
+import importlib
 import logging
 import sys
 import warnings
@@ -8,27 +9,58 @@ from typing import Annotated, Any
 import typer
 
 import fineprune
-from fineprune.cli.compare import compare
-from fineprune.cli.exits import Verbs
-from fineprune.cli.inspect import inspect
-from fineprune.cli.plan import plan
-from fineprune.cli.recipes import recipes
-from fineprune.cli.relabel import relabel
-from fineprune.cli.report import report
-from fineprune.cli.scale import scale
-from fineprune.cli.slurm import slurm
-from fineprune.cli.train import train
+from fineprune.cli.exits import Group
+
+# What each verb does. The module of a verb is imported when it is called, because many of them
+# import torch.
+VERBS = {
+    "train": "Train a recipe and write its run folder.",
+    "compare": "Train a recipe and its controls, and write a report.",
+    "inspect": "Show which labels are probably wrong.",
+    "report": "Write one self-contained HTML file about finished runs.",
+    "plan": "Show which epochs a policy shortens, and predict what it saves.",
+    "scale": "Train a recipe with several numbers of workers and servers.",
+    "slurm": "Write a Slurm batch script that trains a recipe on several nodes.",
+    "recipes": "List the recipes that come with fineprune, or print one.",
+}
+
+
+class Verbs(Group):
+    """The group of verbs."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        # A verb is None until it is imported. The names are those that "Did you mean" suggests.
+        self.commands: dict[str, Any] = dict.fromkeys(VERBS)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a verb; None if there is none with this name."""
+        if cmd_name not in VERBS:
+            return None
+        if self.commands[cmd_name] is None:
+            module = importlib.import_module(f"fineprune.cli.{cmd_name}")
+            alone = typer.Typer(rich_markup_mode=None, add_completion=False)
+            alone.command(cmd_name)(getattr(module, cmd_name))
+            self.commands[cmd_name] = typer.main.get_command(alone)
+        return self.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the verbs, and import none."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
 
 app = typer.Typer(
     name="fineprune",
     cls=Verbs,
-    help="Find wrong labels while a classifier trains, and save part of the training by skipping "
-    "samples.",
+    help="Train classifiers on fewer samples and on several processes, and find wrong labels.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (train, compare, plan, report, inspect, relabel, scale, slurm, recipes):
-    app.command()(verb)
 
 
 def _print_version(asked: bool) -> None:

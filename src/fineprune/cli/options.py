@@ -1,15 +1,15 @@
 """Arguments and options that several verbs share."""
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fineprune.distributed.all_reduce import is_main
 from fineprune.errors import InputError
-from fineprune.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from fineprune.training.recipe import Recipe
 
 
 def given_path(text: str) -> Path:
@@ -31,13 +31,9 @@ RecipeFile = Annotated[
 Runs = Annotated[list[Path], typer.Argument(help="The folders of finished runs or comparisons.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe."),
-]
-MoreChanges = Annotated[
-    list[str] | None,
     typer.Argument(
         metavar="SECTION.KEY=VALUE",
-        help="More changes of settings, as for --set.",
+        help="Changes of the recipe's settings, such as training.epochs=20.",
         show_default=False,
     ),
 ]
@@ -52,11 +48,6 @@ Margin = Annotated[
 
 _CHANGE = re.compile(r"\w+\.\w+=.*", re.DOTALL)
 _DISTRIBUTED = re.compile(r"distributed\.(\w+)=")
-
-
-def all_changes(changes: list[str] | None, more: Iterable[str] | None) -> list[str]:
-    """Return the changes given after --set and those that follow them, in their order."""
-    return [*(changes or ()), *(more or ())]
 
 
 def split_changes(words: list[str] | None) -> tuple[list[str], list[str]]:
@@ -74,14 +65,16 @@ def margin_fraction(points: float) -> float:
     return points / 100
 
 
-def say_ignored(recipe: Recipe, changes: Iterable[str]) -> None:
+def say_ignored(recipe: "Recipe", changes: list[str] | None) -> None:
     """Say on standard error which settings have no effect, if there are some.
 
     Args:
         recipe: The recipe.
         changes: The changes that were given for this run.
     """
-    given = [found[1] for change in changes if (found := _DISTRIBUTED.match(change))]
-    for ignored in (recipe.pruning.without_effect(), recipe.distributed.without_effect(given)):
-        if ignored and is_main():
-            typer.echo(f"fineprune: {ignored}", err=True)
+    from fineprune.launcher import launched
+
+    given = [found[1] for change in changes or () if (found := _DISTRIBUTED.match(change))]
+    ignored = recipe.distributed.without_effect(given)
+    if ignored and launched().rank == 0:
+        typer.echo(f"fineprune: {ignored}", err=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fineprune.errors import InputError
-from fineprune.runs.files import is_run_file
 from fineprune.writing import check_is_file
 
 
@@ -28,6 +27,8 @@ def check_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
             raise InputError(
                 f"expected {option} not to be the input {source}, got {path}: give another name"
             )
+    from fineprune.runs.files import is_run_file
+
     if is_run_file(path) and there:
         raise InputError(
             f"expected {option} not to be a file of a run, got {path}: give another name"

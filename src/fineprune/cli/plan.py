@@ -1,31 +1,19 @@
 """``fineprune plan``."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.forecast_text import forecast_dict, forecast_text
-from fineprune.cli.options import (
-    AsJson,
-    Changes,
-    all_changes,
-    path_option,
-    say_ignored,
-    split_changes,
-)
+from fineprune.cli.options import AsJson, path_option, say_ignored, split_changes
 from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError, check_at_least, check_positive
-from fineprune.inspection.inspected import facts_of_run
-from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY
-from fineprune.runs.run import read_run
-from fineprune.training.forecast import forecast, known_training_samples
-from fineprune.training.packaged_recipes import recipe_file
-from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 from fineprune.writing import make_folder, write_atomically
+
+if TYPE_CHECKING:
+    from fineprune.training.forecast import Forecast
+    from fineprune.training.recipe import Recipe
 
 # A plan takes up to sixteen bytes per sample.
 _MOST_SAMPLES = 1_000_000_000
@@ -38,7 +26,7 @@ def plan(
         typer.Argument(
             metavar="[RECIPE or RUN] [SECTION.KEY=VALUE]...",
             help="A recipe and changes of its settings; or the settings alone; or the folder of a "
-            "finished run, and nothing else.",
+            "finished run or of a comparison, and nothing else.",
             show_default=False,
         ),
     ] = None,
@@ -58,22 +46,23 @@ def plan(
         float, typer.Option(help="The seconds of bookkeeping per pruned epoch.")
     ] = 0.0,
     svg: Annotated[Path | None, path_option("An SVG file to write the picture to.")] = None,
-    changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which epochs a policy shortens, and predict what it saves, before training.
 
-    Example: fineprune plan quick pruning.prune=0.4
+    Example: fineprune plan quick pruning.save=0.4
 
     A recipe is not needed. Without one, the policy is fine-pruning, or adaptive with --save.
 
     Example: fineprune plan training.epochs=40 training.milestones='[12,24,32]' --save 0.35
 
-    For a finished run, say what the evidence says of its labels.
+    For finished runs, say what the evidence says of their labels.
 
-    Example: fineprune plan runs/quick-fine-pruning
+    Example: fineprune plan runs/quick-adaptive
     """
-    files, more = split_changes(words)
+    from fineprune.training.forecast import forecast, known_training_samples
+
+    files, changes = split_changes(words)
     if len(files) > 1:
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
     file = Path(files[0]) if files else None
@@ -85,7 +74,7 @@ def plan(
             "--overhead": overhead,
             "--ranks": ranks != 1,
             "--svg": svg,
-            "changes of settings": more or changes,
+            "changes of settings": changes,
         }
         if given := [name for name, value in others.items() if value]:
             raise InputError(
@@ -93,9 +82,7 @@ def plan(
                 f"with {' and '.join(given)}: leave them out, since its recipe says how it was "
                 f"trained"
             )
-        facts = facts_of_run(read_run(file))
-        told = [json.dumps({"run": str(file), "facts": facts})] if as_json else facts
-        typer.echo("\n".join(told))
+        _say_of_runs(file, as_json=as_json)
         return
     if samples is not None:
         check_at_least("--samples", samples, 1)
@@ -104,28 +91,36 @@ def plan(
     if step_time is not None:
         check_positive("--step-time", step_time)
     check_at_least("--overhead", overhead, 0)
-    changed = all_changes(changes, more)
     if save is not None:
         named = ("pruning.policy=", "pruning.save=")
-        if other := next((change for change in changed if change.startswith(named)), None):
+        if other := next((change for change in changes if change.startswith(named)), None):
             raise InputError(f"expected --save or {other}, got both: leave one out")
-        changed += ["pruning.policy=adaptive", f"pruning.save={save}"]
-    recipe = _recipe(file, changed)
+        changes += ["pruning.policy=adaptive", f"pruning.save={save}"]
+    recipe = _recipe(file, changes)
     if svg is not None:
         check_file("--svg", svg, () if file is None else [file, *inputs_of(recipe.as_dict())])
     if samples is None:
         samples = known_training_samples(recipe) if files else 50_000
     made = forecast(recipe, samples, ranks=ranks, step_time=step_time, overhead=overhead)
     if svg is not None:
-        # Imported here, because matplotlib and scipy would delay the start of every command.
+        # Imported here, because matplotlib and scipy would delay the command.
         from fineprune.report.figures.schedule import schedule_svg
 
         boundaries = () if made.schedule is None else made.schedule.boundaries
         make_folder(svg.parent)
         write_atomically(svg, schedule_svg(made.prunes, boundaries))
-    say_ignored(recipe, changed)
+    say_ignored(recipe, changes)
+    _show(made, as_json=as_json)
+
+
+def _show(made: "Forecast", *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from fineprune.cli.forecast_text import forecast_dict, forecast_text
+    from fineprune.runs.files import json_text
+
     if as_json:
-        typer.echo(json.dumps(forecast_dict(made)))
+        typer.echo(json_text(forecast_dict(made)))
         return
     console = Console(highlight=False, markup=False, emoji=False)
     # Encodings such as Latin-1 have no block.
@@ -134,14 +129,35 @@ def plan(
 
 
 def _is_run(given: Path) -> bool:
-    """Return whether a path is the folder of a run, rather than the name of a packaged recipe."""
+    """Return whether a path is the folder of runs, rather than the name of a packaged recipe."""
+    from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY
+    from fineprune.training.packaged_recipes import recipe_file
+
     if recipe_file(given) == given:
         return given.is_dir()
     return any((given / name).is_file() for name in (RECIPE, SUMMARY, COMPARISON))
 
 
-def _recipe(file: Path | None, changes: list[str]) -> Recipe:
+def _say_of_runs(folder: Path, *, as_json: bool) -> None:
+    """Print what the evidence says of the labels of a run, or of each run of a comparison."""
+    from fineprune.inspection.inspected import facts_of_run
+    from fineprune.runs.files import json_text
+    from fineprune.runs.run import read_runs
+
+    found = {str(run.path): facts_of_run(run) for run in read_runs([folder])}
+    if as_json:
+        typer.echo(json_text([{"run": run, "facts": facts} for run, facts in found.items()]))
+        return
+    for run, facts in found.items():
+        if len(found) > 1:
+            typer.echo(f"{run}:")
+        typer.echo("\n".join(facts))
+
+
+def _recipe(file: Path | None, changes: list[str]) -> "Recipe":
     """Return the recipe of the file, or a usual one without a file, with the changes."""
+    from fineprune.training.recipe import make_recipe, read_recipe
+
     if file is not None:
         return read_recipe(file, changes)
     if not any(change.startswith("training.epochs=") for change in changes):

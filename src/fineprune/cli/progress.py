@@ -4,9 +4,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
 Update = Callable[[str, int, int], None]
 
 
@@ -17,6 +14,16 @@ def progress() -> Iterator[Update]:
     The line may be empty. The bar appears with the first call, so that a download or an error
     before it has the terminal to itself.
     """
+    # Imported here, because rich would delay the help of every command.
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True, markup=False, emoji=False)
     if not console.is_terminal:
         yield _plain

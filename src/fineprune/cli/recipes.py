@@ -8,7 +8,6 @@ import typer
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson
 from fineprune.errors import check_one_of
-from fineprune.training.packaged_recipes import about, packaged_recipes
 
 
 @exits()
@@ -23,6 +22,8 @@ def recipes(
 
     Example: fineprune recipes quick
     """
+    from fineprune.training.packaged_recipes import about, packaged_recipes
+
     files = packaged_recipes()
     if name is not None:
         check_one_of("the name of a recipe", name, tuple(files))

@@ -10,9 +10,7 @@ import typer
 from fineprune.cli.exits import exits
 from fineprune.cli.options import (
     AsJson,
-    Changes,
     RecipeFile,
-    all_changes,
     path_option,
     split_changes,
 )
@@ -89,24 +87,23 @@ def scale(
         float | None,
         typer.Option(help="With --predict: the latency of an empty message, in ms [0.05]."),
     ] = None,
-    changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe with several numbers of workers and servers, and compare them.
 
     The same command continues where it was stopped.
 
-    Example: fineprune scale quick one 'async 2+1'
+    Example: fineprune scale strategies one 'async 2+1'
 
-    Example: fineprune scale digits --predict --nodes 64 --bandwidth 25
+    Example: fineprune scale strategies --predict --nodes 64 --bandwidth 25
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.report.scaling.page import scale_caveats, write_scale_report
     from fineprune.report.scaling.tables import scale_tables
     from fineprune.report.table import print_tables
 
-    words, more = split_changes(configurations)
-    made = read_recipe(recipe, all_changes(changes, more))
+    words, changes = split_changes(configurations)
+    made = read_recipe(recipe, changes)
     folder = out or Path("runs") / f"{recipe.stem}-scale"
     check_folder(folder)
     if target_loss is not None:

@@ -1,12 +1,20 @@
 """BrokenFiles: which files could not be used, and whether there are too many of them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from fineprune.datasets.image_files import Batch
 from fineprune.errors import RunError
 
 _LOGGER = logging.getLogger(__name__)
+
+
+class Broken(NamedTuple):
+    """A file that could not be used: the index of its sample, where it is, and what is wrong."""
+
+    sample: int
+    path: str
+    reason: str
 
 
 class BrokenFiles:
@@ -15,24 +23,33 @@ class BrokenFiles:
     Args:
         samples: The number of samples in the data set.
         limit: The largest share of them that may be broken. Unless it is 0, one file may always be.
+
+    Attributes:
+        replaced: How many samples of batches replaced a broken one; its reader adds to it.
     """
 
     def __init__(self, samples: int, limit: float) -> None:
         self._samples = samples
         self._allowed = max(1, int(limit * samples)) if limit else 0
         self._known: set[int] = set()
+        self.replaced = 0
 
-    def add(self, batch: Batch) -> None:
-        """Take note of the broken files of a batch."""
-        for file in batch.broken:
+    def add(self, broken: Sequence[Broken], *, of_all: bool) -> None:
+        """Take note of the broken files of a batch; ``of_all`` says that no other file is in it."""
+        for file in broken:
             if file.sample not in self._known:
                 self._known.add(file.sample)
                 _LOGGER.warning("broken image %s: %s", file.path, file.reason)
-        if batch.broken:
-            last = f"; the last one is {batch.broken[-1].path}: {batch.broken[-1].reason}"
+        if broken:
+            last = f"; the last one is {broken[-1].path}: {broken[-1].reason}"
             self._check(last)
-            if batch.images is None:
+            if of_all:
                 raise RunError(f"all images of a batch are broken{last}")
+
+    def take_replaced(self) -> int:
+        """Return how many samples replaced a broken one since the last call."""
+        replaced, self.replaced = self.replaced, 0
+        return replaced
 
     def share(self, gather: Callable[[set[int]], list[set[int]]]) -> None:
         """Take note of what the other ranks know, each of which reads a part of the samples.

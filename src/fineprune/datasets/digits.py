@@ -1,10 +1,13 @@
-"""The handwritten digits that scikit-learn contains: real images without a download."""
+"""Handwritten digits that this package contains: real images without a download.
 
-import importlib.util
+Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
+Repository (1998), https://doi.org/10.24432/C50P49, under CC BY 4.0. ``digits.npz`` holds its test
+part in the order of scikit-learn's ``load_digits``.
+"""
+
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fineprune.datasets.image_set import ImageSet
@@ -18,9 +21,9 @@ _ENLARGE = 4
 def load_digits(train_size: int = 1024) -> tuple[ImageSet, ImageSet]:
     """Load 1,797 digits as images of shape (3, 32, 32) and split them.
 
-    The original images have 8x8 pixels with values 0..16 (the test part of the UCI "Optical
-    Recognition of Handwritten Digits" data). They are scaled to 0..255, each pixel is repeated 4x4
-    times, and the single channel is repeated three times, so that networks for CIFAR accept them.
+    The original images have 8x8 pixels with values 0..16. They are scaled to 0..255, each pixel is
+    repeated 4x4 times, and the single channel is repeated three times, so that networks for CIFAR
+    accept them.
 
     The split does not depend on the seed of a run: all images are shuffled once with a fixed seed,
     the first ``train_size`` images are the training set, and the others are the test set. A smaller
@@ -34,7 +37,8 @@ def load_digits(train_size: int = 1024) -> tuple[ImageSet, ImageSet]:
             f"expected train_size in 1..{_IMAGES - 1}, got {train_size}: "
             f"there are {_IMAGES} digits, and the others are the test set"
         )
-    pixels, targets = _pixels_and_targets()
+    with np.load(Path(__file__).with_name("digits.npz")) as arrays:
+        pixels, targets = arrays["pixels"], arrays["labels"].astype(np.int64)
     small = np.rint(pixels * (255 / 16)).astype(np.uint8)
     large = small.repeat(_ENLARGE, axis=1).repeat(_ENLARGE, axis=2)
     images = torch.from_numpy(large)[:, None].repeat(1, 3, 1, 1)
@@ -46,22 +50,3 @@ def load_digits(train_size: int = 1024) -> tuple[ImageSet, ImageSet]:
     shuffled = torch.from_numpy(np.random.RandomState(_SPLIT_SEED).permutation(_IMAGES))
     shuffled = shuffled.to(torch.int64)
     return digits.subset(shuffled[:train_size]), digits.subset(shuffled[train_size:])
-
-
-def _pixels_and_targets() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return the images, float64, shape (1797, 8, 8), values 0..16, and their digits, int64."""
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
-        raise InputError(
-            "expected scikit-learn, which contains the digits, but it is not installed: "
-            "pip install 'fineprune[cli]'"
-        )
-    # Importing scikit-learn takes a second, which each process of a training would need.
-    file = Path(found.origin).parent / "datasets/data/digits.csv.gz"
-    if not file.exists():  # Another version of scikit-learn stores them elsewhere.
-        from sklearn import datasets
-
-        source = datasets.load_digits()
-        return np.asarray(source.images), np.asarray(source.target).astype(np.int64)
-    table = np.loadtxt(file, delimiter=",")
-    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)

@@ -5,22 +5,13 @@ behind after an error or an interrupt.
 """
 
 import hashlib
-import http.client
-import sys
 import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
-from urllib.parse import urlsplit
 
-from fineprune.errors import InputError, RunError, explaining, reason_of
+from fineprune.errors import InputError, RunError, check_installed, explaining, first_line
 
-_CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60
 
 
@@ -31,53 +22,41 @@ class DownloadError(RunError, ConnectionError):
 def fetch(url: str, md5: str, directory: Path) -> Path:
     """Fetch a file into a directory, under the name that it has in its address.
 
-    Progress goes to standard error: a line that is rewritten on a terminal, one plain line
-    elsewhere.
-
     Args:
-        url: The address; https only, which also holds for redirects.
+        url: The address; https only.
         md5: The published digest, in hexadecimal.
         directory: Where the file is written; it is created if it does not exist.
 
     Returns:
         The written file.
+
+    Raises:
+        DownloadError: The server cannot be reached, or does not send the file.
+        InputError: The file has another digest, or it cannot be written.
     """
-    _require_https(url)
-    opener = urllib.request.build_opener(_HttpsRedirects)
+    if not url.startswith("https://"):
+        raise InputError(f"expected an https address to download from, got {url}: use https only")
+    check_installed("pooch", f"pooch to download {url}", "cli")
+    import pooch
+
+    with explaining(f"expected a folder to download to, cannot create {directory}"):
+        directory.mkdir(parents=True, exist_ok=True)
     try:
-        with opener.open(url, timeout=_TIMEOUT_SECONDS) as response:
-            length = response.headers.get("Content-Length")
-            with explaining(f"expected a folder to download to, cannot create {directory}"):
-                directory.mkdir(parents=True, exist_ok=True)
-            return save(response, None if length is None else int(length), url, md5, directory)
-    except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()  # it is also the server's response, with an open connection
-        reason = reason_of(getattr(error, "reason", None) or error)  # without urllib's layer
+        written = pooch.retrieve(
+            url,
+            known_hash=f"md5:{md5}",
+            fname=file_name(url),
+            path=directory,
+            downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS),
+        )
+    except ValueError as error:
+        raise InputError(f"{first_line(error)}: download {url} again") from error
+    except OSError as error:  # Those of requests, too.
         raise DownloadError(
-            f"expected to download {url} to {directory}, but failed: {reason}: "
-            f"try again, or put {file_name(url)} there yourself"
+            f"expected to download {url} to {directory}, but failed: {first_line(error)}: try "
+            f"again, or put {file_name(url)} there yourself"
         ) from error
-
-
-def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path) -> Path:
-    """Write the bytes of a download into an existing directory: all of them, or nothing.
-
-    ``size`` is the number of bytes to expect; None if it is not known. Returns the written file.
-    """
-    received = 0
-    name = file_name(url)
-    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=directory) as unfinished:
-        partial = Path(unfinished, name)
-        with partial.open("xb") as file, _progress(url, size) as show:
-            for chunk in iter(lambda: stream.read(_CHUNK), b""):
-                file.write(chunk)
-                received += len(chunk)
-                show(received)
-        if size is not None and received != size:
-            raise InputError(f"expected {size} bytes of {url}, got {received}: download it again")
-        check_digest(partial, md5, f"{url}: download it again")
-        return partial.replace(directory / name)
+    return Path(written)
 
 
 def check_digest(path: Path, md5: str, advice: str) -> None:
@@ -131,45 +110,3 @@ def unpack(packed: Path, folder: str) -> Path:
 def file_name(url: str) -> str:
     """Return the name of the file at an address."""
     return url.rpartition("/")[2]
-
-
-class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        try:
-            _require_https(newurl)
-        except InputError:
-            fp.close()
-            raise
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _require_https(url: str) -> None:
-    if urlsplit(url).scheme != "https":
-        raise InputError(f"expected an https address to download from, got {url}: use https only")
-
-
-@contextmanager
-def _progress(url: str, size: int | None) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told the number of bytes received so far, and shows it."""
-    if not sys.stderr.isatty():
-        print(f"downloading {url}", file=sys.stderr, flush=True)
-        yield lambda received: None
-        return
-    total = "" if size is None else f" of {size / 1e6:.0f}"
-
-    def show(received: int) -> None:
-        line = f"\rdownloading {url}: {received / 1e6:.0f}{total} MB"
-        print(line, end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        print(file=sys.stderr, flush=True)

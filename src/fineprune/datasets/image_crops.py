@@ -7,6 +7,7 @@ are therefore the same with any number of processes, in any order, and after a r
 import hashlib
 import math
 import struct
+from dataclasses import dataclass
 from typing import NamedTuple
 
 # The share of the area and the ratio of width to height of a random part, as in the training of
@@ -90,3 +91,32 @@ def _uniform(key: tuple[int, int, int], attempt: int) -> tuple[float, ...]:
     digest = hashlib.blake2b(_KEY.pack(*key, attempt), digest_size=_NUMBERS.size, person=b"crop")
     # A float has 53 bits; all 64 could be rounded up to 1.
     return tuple((number >> 11) * 2.0**-53 for number in _NUMBERS.unpack(digest.digest()))
+
+
+@dataclass(frozen=True)
+class View:
+    """How images are cropped and resized.
+
+    Attributes:
+        size: The height and width of the result, in pixels.
+        resize: The length of an image's shorter side at the scale at which a square of ``size`` is
+            cut out: in the centre, or at random with ``crop = "crop"``.
+        crop: ``random-resized``, ``crop`` or ``centre``.
+        flip: Whether to mirror images at random; without effect with ``centre``.
+        seed: Seeds random crops and flips, together with the epoch and the index.
+    """
+
+    size: int
+    resize: int
+    crop: str = "centre"
+    flip: bool = False
+    seed: int = 0
+
+    def choose(self, width: int, height: int, epoch: int, index: int) -> Crop:
+        """Return the part of an image to use in an epoch."""
+        share, key = self.size / self.resize, (self.seed, epoch, index)
+        if self.crop == "random-resized":
+            return random_resized_crop(width, height, key=key, flip=self.flip)
+        if self.crop == "crop":
+            return random_crop(width, height, share=share, key=key, flip=self.flip)
+        return centre_crop(width, height, share=share)

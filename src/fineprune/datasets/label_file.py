@@ -25,7 +25,7 @@ def read_labels(
         path: The file. A file whose name ends in ``.npy`` holds integers of shape (N,), where -1
             leaves an image out. Any other file is text in UTF-8. If its name ends in ``.csv``, it
             is a table with the column ``label``, with the column ``key`` or ``index``, and with
-            one row per image in any order, as ``fineprune relabel`` writes it; otherwise it has one
+            one row per image in any order, as ``fineprune inspect`` writes it; otherwise it has one
             label per line. A label is the name or the number of a class (a name counts first), or
             ``drop``.
         classes: The name of each class.

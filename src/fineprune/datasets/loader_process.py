@@ -6,14 +6,12 @@ written a checkpoint. If the training is killed, its loader processes should not
 alone would end them after up to five seconds.
 """
 
-import functools
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,18 +35,31 @@ _BLOCKED = STOPS if hasattr(signal, "sigtimedwait") else set()
 class TrainingLoader(DataLoader[Any]):
     """A ``DataLoader`` whose processes end with the training, and not before.
 
-    There are no more of them than batches. ``options`` are further arguments of ``DataLoader``,
-    except for ``worker_init_fn`` and ``generator``.
+    Args:
+        dataset: Its method ``__getitems__`` returns a whole batch.
+        parts: What to pass to this method for each batch. It may change between iterations.
+        num_workers: The number of processes. There are no more of them than parts.
+        start_method: How they are started; None for Python's default.
+        options: Further arguments of ``DataLoader``.
     """
 
     def __init__(
-        self, dataset: Any, *, batch_size: int, num_workers: int = 0, **options: Any
+        self,
+        dataset: Any,
+        parts: Sequence[Any],
+        *,
+        num_workers: int,
+        start_method: str | None = None,
+        **options: Any,
     ) -> None:
+        workers = min(num_workers, len(parts))
         super().__init__(
             dataset,
-            batch_size=batch_size,
-            num_workers=min(num_workers, -(-len(dataset) // batch_size)),
+            batch_sampler=parts,
+            num_workers=workers,
+            collate_fn=_unchanged,
             worker_init_fn=follow_training,
+            multiprocessing_context=start_method if workers else None,
             # By default, the loader draws a seed for its workers from torch's global generator.
             generator=torch.Generator(),
             **options,
@@ -77,38 +88,8 @@ class TrainingLoader(DataLoader[Any]):
         raise InputError(message)
 
 
-class LoaderPool:
-    """Processes that call a function, and that end with the training, and not before.
-
-    They are not forked from this process, which may have threads, such as those of Ray: a lock that
-    one of them held would never be released in a forked process. Each process makes the function
-    with ``make``, which must be picklable.
-    """
-
-    def __init__(self, workers: int, make: Callable[[], Callable[[Any], Any]]) -> None:
-        known = multiprocessing.get_all_start_methods()
-        context = torch.multiprocessing.get_context("forkserver" if "forkserver" in known else None)
-        self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(make,))
-        with blocked(_BLOCKED):  # The first call starts the fork server.
-            self._pool.submit(int).result()
-
-    def map(self, arguments: Iterable[Any]) -> list[Any]:
-        """Call the function with each of the arguments, and return the results in this order."""
-        return list(self._pool.map(_call, arguments))
-
-
-# In a process of a ``LoaderPool``, what makes its function, once.
-_makes: list[Callable[[], Callable[[Any], Any]]] = []
-
-
-def _begin(make: Callable[[], Callable[[Any], Any]]) -> None:
-    _makes[:] = [functools.cache(make)]
-    torch.set_num_threads(1)  # as in the processes of a ``DataLoader``
-    follow_training(0)
-
-
-def _call(argument: Any) -> Any:
-    return _makes[0]()(argument)
+def _unchanged(batch: Any) -> Any:
+    return batch
 
 
 def follow_training(worker: int) -> None:

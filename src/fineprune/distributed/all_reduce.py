@@ -8,7 +8,6 @@ epoch. Each replica has its own normalisation statistics; those of rank 0 are sa
 import contextlib
 import datetime
 import inspect
-import os
 import signal
 import threading
 import time
@@ -25,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from fineprune.errors import InputError
+from fineprune.launcher import launched
 
 _Result = TypeVar("_Result")
 
@@ -186,38 +186,6 @@ class StopVote:
         return decided
 
 
-def is_main() -> bool:
-    """Return whether this process has rank 0 or was started without a launcher."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def world_size() -> int:
-    """Return the number of processes that the launcher started on all machines."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def check_not_launched(what: str, starts: str) -> None:
-    """Check that no launcher such as ``torchrun`` started this process together with others.
-
-    Args:
-        what: What is started, such as ``fineprune compare``.
-        starts: What it starts itself.
-
-    Raises:
-        InputError: A launcher started several processes.
-    """
-    if world_size() > 1:
-        raise InputError(
-            f"expected {what} without torchrun, got {world_size()} processes: start one process, "
-            f"which starts {starts} itself"
-        )
-
-
-def local_size() -> int:
-    """Return the number of processes that the launcher started on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[RankGroup]:
     """Join the processes that ``torchrun`` started, and leave them at the end of the block.
@@ -235,25 +203,22 @@ def joined(device: str) -> Iterator[RankGroup]:
     if dist.is_initialized():
         yield RankGroup(dist.get_rank(), dist.get_world_size())
         return
-    if world_size() == 1:
+    found = launched()
+    if found.size == 1:
         yield RankGroup()
         return
     on_gpu = device.startswith("cuda")
-    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT", *(("LOCAL_RANK",) if on_gpu else ()))
-    missing = [name for name in needed if not os.environ.get(name)]
-    if missing:
+    if on_gpu and found.local_rank is None:
         raise InputError(
-            f"expected the environment of a launcher such as torchrun, got WORLD_SIZE="
-            f"{world_size()} without {', '.join(missing)}: start it with torchrun, or unset "
-            f"WORLD_SIZE"
+            f"expected the environment of a launcher such as torchrun, got WORLD_SIZE={found.size} "
+            f"without LOCAL_RANK: start it with torchrun, or unset WORLD_SIZE"
         )
     if on_gpu and device != "cuda":
         raise InputError(
             f"expected run.device without a number for several processes, each with its own GPU, "
             f"got {device!r}: set run.device=cuda"
         )
-    if on_gpu:
-        local = int(os.environ["LOCAL_RANK"])
+    if on_gpu and (local := found.local_rank) is not None:
         if local >= torch.cuda.device_count():
             raise InputError(
                 f"expected at most {torch.cuda.device_count()} processes on this machine, one per "

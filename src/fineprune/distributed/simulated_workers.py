@@ -1,10 +1,10 @@
 """Workers simulated in one process: the effect of stale gradients without a cluster.
 
-Each simulated worker, or group of workers, computes its gradient at the weights that it read after
-its own last update. The order of the updates follows from the durations of the steps: N equally
-fast workers take turns, so N - 1 updates of other workers come between a worker's read and its
-push, and the gradients of a slow one are staler. The update rule is that of the parameter server.
-Everything is deterministic, and nothing waits: durations are only compared.
+Each simulated worker, or group of workers, computes its gradient at the weights that it has read.
+The order of the updates follows from the durations of the steps and from the rule of real servers:
+N equally fast workers take turns, so N - 1 updates of other workers come between a worker's read
+and its own update, and the gradients of a slow one are staler. Everything is deterministic, and
+nothing waits: durations are only compared.
 
 The gradient of a group, or of synchronous workers, is the mean over several batches at the same
 weights, which the training loop accumulates. Which batches synchronous backup workers delay is not
@@ -15,6 +15,7 @@ workers read the same weights at the start of each epoch, and the first gradient
 the staleness 0, 1, 2 and so on up to N - 1, if the workers are equally fast.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
+from fineprune.distributed.parameter_servers.update_rule import (
+    Update,
+    UpdateRule,
+    simulated_updates,
+)
 
 
 class SimulatedWorkers:
@@ -35,6 +42,7 @@ class SimulatedWorkers:
         workers: The number N of workers or groups, at least 1.
         seconds: The usual duration of a step of each worker, in any unit; empty if they are equal.
         spread: The standard deviation of the logarithm of the durations.
+        bound: The largest staleness; None for no bound.
         seed: The seed from which the durations are drawn.
     """
 
@@ -44,6 +52,7 @@ class SimulatedWorkers:
         workers: int,
         seconds: Sequence[float] = (),
         spread: float = 0.0,
+        bound: int | None = None,
         seed: int = 0,
     ) -> None:
         self._model = [p.data for p in model.parameters()]
@@ -51,41 +60,36 @@ class SimulatedWorkers:
         self._read = [[torch.empty_like(p) for p in self._model] for _ in range(workers)]
         self._seconds = list(seconds) or [1.0] * workers
         self._spread = spread
+        self._rule = UpdateRule(bound=bound)
         self._seed = seed
+        self._next: Update
         self.begin_epoch()
 
     @property
     def staleness(self) -> int:
         """The number of updates since the worker whose turn it is read its weights."""
-        return self._updates - self._read_at[self._turn]
+        return self._next.staleness
 
     @property
-    def _turn(self) -> int:
-        """The worker whose step ends first; of several, the first one."""
-        return self._ends.index(min(self._ends))
+    def turn(self) -> int:
+        """The worker whose gradient makes the next update."""
+        return self._next.workers[0]
 
     def begin_epoch(self, epoch: int = 0) -> None:
         """Let all workers read the model's weights and begin a step."""
         for copy in (self._server, *self._read):
             torch._foreach_copy_(copy, self._model)
-        self._read_at = [0] * len(self._read)
-        self._updates = 0
-        self._epoch = epoch
-        self._steps = [0] * len(self._read)
-        self._ends = [self._duration(worker) for worker in range(len(self._read))]
+        self._go_to(epoch, 0)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradient on the server, let its worker read, and turn to the next worker."""
         torch._foreach_copy_(self._model, self._server)
         optimizer.step()
         torch._foreach_copy_(self._server, self._model)
-        torch._foreach_copy_(self._read[self._turn], self._model)
-        turn = self._turn
-        self._updates += 1
-        self._read_at[turn] = self._updates
-        self._steps[turn] += 1
-        self._ends[turn] += self._duration(turn)
-        torch._foreach_copy_(self._model, self._read[self._turn])
+        for reader in self._next.readers:
+            torch._foreach_copy_(self._read[reader], self._model)
+        self._next = next(self._updates)
+        torch._foreach_copy_(self._model, self._read[self.turn])
 
     def end_epoch(self) -> None:
         """Put the server's weights into the model."""
@@ -96,11 +100,8 @@ class SimulatedWorkers:
         return {
             "server": self._server,
             "read": self._read,
-            "read_at": self._read_at,
-            "updates": self._updates,
             "epoch": self._epoch,
-            "steps": self._steps,
-            "ends": self._ends,
+            "updates": self._next.version - 1,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,14 +110,19 @@ class SimulatedWorkers:
             (self._server, *self._read), (state["server"], *state["read"]), strict=True
         ):
             torch._foreach_copy_(own, saved)
-        self._read_at = list(state["read_at"])
-        self._updates, self._epoch = state["updates"], state["epoch"]
-        self._steps, self._ends = list(state["steps"]), list(state["ends"])
-        torch._foreach_copy_(self._model, self._read[self._turn])
+        self._go_to(state["epoch"], state["updates"])
+        torch._foreach_copy_(self._model, self._read[self.turn])
 
-    def _duration(self, worker: int) -> float:
+    def _go_to(self, epoch: int, done: int) -> None:
+        """Set the next update, after so many of an epoch."""
+        self._epoch = epoch
+        workers = len(self._read)
+        self._updates = simulated_updates(self._rule, workers, self._duration)
+        self._next = next(itertools.islice(self._updates, done, None))
+
+    def _duration(self, worker: int, step: int) -> float:
         if not self._spread:
             return self._seconds[worker]
-        place = [self._seed, self._epoch, worker, self._steps[worker]]
+        place = [self._seed, self._epoch, worker, step]
         drawn = np.random.default_rng(place).standard_normal()
         return self._seconds[worker] * math.exp(self._spread * drawn)

@@ -1,7 +1,7 @@
 """Strategy: which processes compute gradients, wait for others, and hold the parameters.
 
 This is the only description of a distributed training. The ``distributed`` section of a recipe is a
-``Strategy``, and the coordinator of the parameter servers receives the same object.
+``Strategy``, and the driver of the parameter servers receives the same object.
 """
 
 import dataclasses
@@ -12,23 +12,20 @@ from fineprune.errors import InputError, check_at_least, check_between, check_on
 STRATEGIES = ("none", "sync", "async", "mixed")
 PLACEMENTS = ("shared", "dedicated")
 GRADIENT_TYPES = ("float32", "bfloat16")
-UNDONE_BATCHES = ("retrain", "lose")
+MOST_SIMULATED = 1024
 
 # Settings that mean something with parameter servers only, however many there are, and all such.
 OF_ANY_SERVERS = (
     "gradients",
     "silence_seconds",
-    "silence_factor",
-    "startup_seconds",
     "snapshot_every",
-    "link_seconds",
 )
 _OF_SERVERS = ("workers", "servers", "placement", *OF_ANY_SERVERS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """How a training is distributed (Campos et al., ICCS 2017, section 3).
+    """How a training is distributed (Campos et al., ICCS 2017, section 5).
 
     Under ``torchrun``, a training with the strategy ``none`` is distributed by all-reduce, and
     nothing needs to be set. With parameter servers, ``training.batch_size`` is the batch size of
@@ -45,26 +42,18 @@ class Strategy:
         servers: The number of parameter servers; each holds an equal part of the parameters.
         placement: ``shared`` puts servers on the workers' nodes, ``dedicated`` on nodes of their
             own. If there are too few nodes for that, a warning is logged.
-        staleness_bound: The largest staleness of an asynchronous gradient, in updates; None for no
-            bound. A worker whose gradient might exceed the bound waits before it reads the
-            parameters. Dead workers are not waited for.
+        staleness_bound: The largest staleness of an asynchronous gradient, in updates, also of
+            simulated workers; None for no bound. A worker whose gradient might exceed the bound
+            waits before it reads the parameters. Dead workers are not waited for.
         rate_by_staleness: Whether to divide the learning rate of an asynchronous update by the
             gradient's staleness, if that is above 1.
         gradients: The dtype in which gradients are sent, ``float32`` or ``bfloat16``.
-        undone_batches: What happens to the batches of updates that were undone because a server
-            died: ``retrain`` trains them again; ``lose`` (asynchronous updates only) continues
-            without them and lists them in the metrics.
-        silence_seconds: How long a server may be silent before it is killed and replaced. The same
-            limit applies to a worker, unless ``silence_factor`` allows more.
-        silence_factor: How long a worker may be silent, as a multiple of the median duration of its
-            recent steps.
-        startup_seconds: How long a worker may take to start and for its first step, and a server to
-            start or for a snapshot. The time that a process waits for free CPUs does not count.
+        silence_seconds: How long a worker or a server may take for anything that it is asked:
+            its start, a step, an update. Then it counts as hanging, and is killed and replaced. The
+            time that it waits for free CPUs does not count.
         snapshot_every: The number of updates between two snapshots of the servers within an epoch;
             0 for snapshots at the end of each epoch only. If a server dies, the updates since the
-            last snapshot are undone.
-        link_seconds: How long connecting a worker to a server may take, and each message between
-            them.
+            last snapshot are undone, and their batches are trained again.
         simulate: The number of workers to simulate in one process; 0 for none. Then ``group`` and
             ``backup`` have the same meaning as with servers.
         simulate_as: The strategy to simulate, ``async``, ``sync`` or ``mixed``.
@@ -86,12 +75,8 @@ class Strategy:
     staleness_bound: int | None = None
     rate_by_staleness: bool = False
     gradients: str = "float32"
-    undone_batches: str = "retrain"
-    silence_seconds: float = 60.0
-    silence_factor: float = 20.0
-    startup_seconds: float = 600.0
+    silence_seconds: float = 300.0
     snapshot_every: int = 50
-    link_seconds: float = 60.0
     simulate: int = 0
     simulate_as: str = "async"
     step_seconds: tuple[float, ...] = ()
@@ -106,16 +91,13 @@ class Strategy:
         check_one_of("distributed.strategy", self.strategy, STRATEGIES)
         check_one_of("distributed.placement", self.placement, PLACEMENTS)
         check_one_of("distributed.gradients", self.gradients, GRADIENT_TYPES)
-        check_one_of("distributed.undone_batches", self.undone_batches, UNDONE_BATCHES)
-        for name in ("silence_seconds", "startup_seconds"):
-            check_positive(f"distributed.{name}", getattr(self, name))
-        # Sockets count milliseconds in 32 bits.
-        check_between("distributed.link_seconds", self.link_seconds, 0.01, 1e6)
-        check_at_least("distributed.silence_factor", self.silence_factor, 1)
+        check_positive("distributed.silence_seconds", self.silence_seconds)
         for name in ("workers", "group", "servers"):
             check_at_least(f"distributed.{name}", getattr(self, name), 1)
-        for name in ("backup", "snapshot_every", "simulate"):
+        for name in ("backup", "snapshot_every"):
             check_at_least(f"distributed.{name}", getattr(self, name), 0)
+        # Each simulated worker has a copy of the parameters.
+        check_between("distributed.simulate", self.simulate, 0, MOST_SIMULATED)
         if self.staleness_bound is not None:
             check_at_least("distributed.staleness_bound", self.staleness_bound, 0)
         check_one_of("distributed.simulate_as", self.simulate_as, STRATEGIES[1:])
@@ -137,11 +119,10 @@ class Strategy:
             "backup": (self.backup > 0, ("sync",)),
             "staleness_bound": (self.staleness_bound is not None, ("async", "mixed")),
             "rate_by_staleness": (self.rate_by_staleness, ("async", "mixed")),
-            "undone_batches": (self.undone_batches == "lose", ("async", "mixed")),
             "simulate": (self.simulate > 0, ("none",)),
         }
         for name, (given, strategies) in only.items():
-            used = self.strategy if name not in ("group", "backup") else kind
+            used = kind if name in ("group", "backup", "staleness_bound") else self.strategy
             if given and used not in strategies:
                 raise InputError(
                     f"expected distributed.{name} with strategy {' or '.join(strategies)} only, "
@@ -151,8 +132,7 @@ class Strategy:
     def without_effect(self, given: Collection[str] = ()) -> str | None:
         """Say which settings have no effect without servers; None if there is none.
 
-        A recipe may have them for other runs, with ``--set distributed.strategy``, so it is no
-        error.
+        A recipe may have them for other runs, so it is no error.
 
         Args:
             given: Names of settings that were given for this run, perhaps with their defaults.

@@ -5,7 +5,7 @@ by seed. The confidence interval over the seeds shows how precise the mean diffe
 are fractions and seconds, as in ``summary.json``; the report converts fractions to percentages.
 """
 
-import itertools
+import contextlib
 import math
 import statistics
 from collections import Counter
@@ -16,18 +16,9 @@ from typing import Any
 from scipy.special import stdtr, stdtrit
 
 from fineprune.errors import InputError
-from fineprune.experiments.controls import (
-    ALL_ARMS,
-    COOLDOWN,
-    FIRST,
-    MATCHED,
-    SECOND,
-    changed_settings,
-)
-from fineprune.runs.run import Run, split_by
+from fineprune.runs.files import RECIPE
+from fineprune.runs.run import Run, read_sections, split_by, told_apart
 from fineprune.runs.summary import LEFT_OUT, Summary, shortened
-from fineprune.training.policies import follows_schedule
-from fineprune.training.recipe import differences, make_recipe, method_of
 
 BASELINE = "full"
 
@@ -35,16 +26,15 @@ BASELINE = "full"
 # points), which is about the largest loss of accuracy in the paper's tables.
 MARGIN = 0.004
 
+# The level of the equivalence test. It corresponds to the 90 % interval.
+_LEVEL = 0.05
+
 # Accuracies on few samples have a coarse resolution, so all differences can be equal by chance.
 # An interval below this width therefore shows nothing about the variation between seeds.
 _NO_WIDTH = 1e-9
 
 # A number of a run, which is compared between arms.
 Value = Callable[[Summary], float]
-
-# The settings in which the control ``matched`` differs from seed to seed, because it repeats the
-# numbers of the run with the same seed.
-_REPEATED = ("numbers", "mean_weights")
 
 
 @dataclass(frozen=True)
@@ -72,11 +62,6 @@ class Difference:
         """The upper end of the 95 % interval; None with one pair."""
         return None if self.half_width is None else self.mean + self.half_width
 
-    @property
-    def negated(self) -> "Difference":
-        """The difference of the other arm from this one."""
-        return Difference(-self.mean, self.half_width, self.pairs)
-
     def equivalence(self, margin: float) -> float | None:
         """Return the p-value of two one-sided t-tests (TOST, Schuirmann 1987).
 
@@ -95,6 +80,21 @@ class Difference:
         error = self.half_width / float(stdtrit(freedom, 0.975))
         # With a negative argument, stdtr is also exact if the p-value is very small.
         return max(float(stdtr(freedom, (sign * self.mean - margin) / error)) for sign in (1, -1))
+
+    def verdict(self, margin: float) -> str:
+        """Return in a word or two what the seeds show.
+
+        Returns:
+            "equal" if the test of ``equivalence`` rejects at the level 0.05; otherwise "better" or
+            "worse" if the 95 % interval excludes zero, "open" if it does not, and "no claim" if the
+            pairs show no variation, as one pair does.
+        """
+        p_value = self.equivalence(margin)
+        if p_value is None or self.low is None or self.high is None:
+            return "no claim"
+        if p_value < _LEVEL:
+            return "equal"
+        return "open" if self.low <= 0 <= self.high else "better" if self.low > 0 else "worse"
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +123,20 @@ class Group:
         """Return the runs of an arm, in the order of their seeds; an empty list if it has none."""
         return [run for run in self.runs if run.summary.arm == arm]
 
+    @property
+    def method(self) -> str | None:
+        """The arm that is compared with the others: the policy of the comparison's recipe.
+
+        If this is no arm, or ``full``, it is the first other arm than ``full``; None without one.
+        """
+        folder, recipe = self.runs[0].comparison, {}
+        if folder is not None:
+            with contextlib.suppress(InputError):  # It is damaged, but a report needs only runs.
+                recipe = read_sections(folder / RECIPE)
+        others = [arm for arm in self.arms if arm != BASELINE]
+        policy = recipe.get("pruning", {}).get("policy")
+        return str(policy) if policy in others else next(iter(others), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -134,6 +148,16 @@ class Row:
         seeds: The number of runs.
         rate_factor: The multiple of the recipe's learning rate that was chosen for the arm on
             held-out samples; None if none was chosen.
+        accuracy_last: The accuracy after the last epoch, as a fraction. This is the main result.
+        difference: The accuracy of the method minus that of this arm, after the last epoch; None
+            for the method itself. See ``Group.method``.
+        verdict: What the seeds show about the difference; see ``Difference.verdict``.
+        cost: The sample-steps of the method divided by those of this arm, paired by seed.
+        time: The same of the training times.
+        samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
+            Each of them is one backward pass of one sample.
+        skipped: The fraction of the sample-steps of ``full`` that the arm does not train.
+        steps: The number of optimizer steps.
         seconds_train: The wall-clock time of the training in seconds, including the bookkeeping and
             excluding the evaluation.
         time_saved: The fraction of the training time of ``full`` that is saved, paired by seed.
@@ -141,80 +165,72 @@ class Row:
             times of each run's epochs; see ``saved_in_epochs``.
         seconds_bookkeeping: The overhead of one run in seconds: the time for selecting samples,
             recording losses and updating counts.
-        samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
-            Each of them is one backward pass of one sample.
-        steps: The number of optimizer steps.
-        seconds_of_both: The training time in seconds of a second training and of the first one,
-            whose suspects it leaves out; None for any other arm.
-        samples_of_both: The number of sample-steps of both.
-        skipped: The fraction of the sample-steps of ``full`` that the arm does not train.
-        accuracy_last: The accuracy after the last epoch, as a fraction. This is the main result.
-        last_difference: The difference ``accuracy_last`` minus that of ``full``.
-        equivalence: The p-value of the test that ``last_difference`` is within the margin; see
-            ``Difference.equivalence``.
-        accuracy_best3: The mean of the three best evaluations of a run, which is the accuracy that
-            the paper reports. It is too high, because it selects epochs on the evaluated set.
-        best3_difference: The difference ``accuracy_best3`` minus that of ``full``.
-        reaching: The fraction of the seeds of both arms in which the run reaches the last-epoch
-            accuracy of the full run with the same seed in any of its evaluations.
-        seconds_to_full: The training time in seconds until the first such evaluation; None unless
-            it is reached with every seed, because a mean over some of them would be too low.
-        samples_to_full: The number of sample-steps until then.
+        samples_of_both: The number of sample-steps of a second training, which leaves out suspects,
+            and of the first one, which found them; None for any other arm.
+        seconds_of_both: The training time in seconds of both.
     """
 
     group: Group
     arm: str
-    seeds: int | None = None
-    rate_factor: float | None = None
-    seconds_train: float | None = None
-    time_saved: float | None = None
-    saved_in_epochs: float | None = None
-    seconds_bookkeeping: float | None = None
-    samples_trained: float | None = None
-    steps: float | None = None
-    seconds_of_both: float | None = None
-    samples_of_both: float | None = None
-    skipped: float | None = None
-    accuracy_last: float | None = None
-    last_difference: Difference | None = None
-    equivalence: float | None = None
-    accuracy_best3: float | None = None
-    best3_difference: Difference | None = None
-    reaching: float | None = None
-    seconds_to_full: float | None = None
-    samples_to_full: float | None = None
+    seeds: int
+    rate_factor: float | None
+    accuracy_last: float
+    difference: Difference | None
+    verdict: str | None
+    cost: float | None
+    time: float | None
+    samples_trained: float
+    skipped: float | None
+    steps: float
+    seconds_train: float
+    time_saved: Difference | None
+    saved_in_epochs: float | None
+    seconds_bookkeeping: float
+    samples_of_both: float | None
+    seconds_of_both: float | None
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Split runs into groups with the same network and dataset, in the given order.
+    """Split runs into groups that can be compared, in the given order.
 
-    If such a group contains runs with different settings, for example two comparisons of the same
-    network, it is also split by comparison, and by the titles of runs that belong to none.
+    A comparison has a group for each network and dataset in it, and so have all runs that belong to
+    none.
+
+    Raises:
+        InputError: Runs of a group have an arm and a seed in common, were trained on other data, or
+            belong to no comparison and differ in other settings than their policy and seed.
     """
-    groups = []
-    labelled = split_by(lambda run: f"{run.summary.network} on {run.summary.dataset}", runs)
-    for label, same_data in labelled.items():
-        if _conflict(same_data) is None:
-            groups.append(_group(label, same_data))
-            continue
-        places = split_by(lambda run: run.comparison or run.title, same_data)
-        titles = [together[0].title for together in places.values()]
-        for place, together in places.items():
-            title = together[0].title
-            conflict = _conflict(together)
-            if conflict is not None:
-                raise InputError(
-                    f"expected comparable runs of {label} in {title!r}, got {conflict}: "
-                    f"report them separately"
-                )
-            named = title if titles.count(title) == 1 else str(place)
-            groups.append(_group(f"{label}, {named}", together))
-    return groups
+
+    def place(run: Run) -> tuple[object, ...]:
+        return run.comparison, run.summary.network, run.summary.dataset
+
+    groups = list(split_by(place, runs).values())
+    labels = [f"{s.network} on {s.dataset}" for s in (members[0].summary for members in groups)]
+    labels = told_apart(labels, [f", {members[0].title}" for members in groups])
+    labels = told_apart(labels, [f", {members[0].comparison}" for members in groups])
+    for label, members in zip(labels, groups, strict=True):
+        conflict = _conflict(members)
+        if conflict is not None:
+            raise InputError(
+                f"expected comparable runs of {label}, got {conflict}: report them separately"
+            )
+    return [
+        Group(label, tuple(_ordered(members)))
+        for label, members in zip(labels, groups, strict=True)
+    ]
 
 
 def group_rows(group: Group, margin: float = MARGIN) -> list[Row]:
     """Return one row for each arm of the group."""
     return [_row(group, arm, margin) for arm in group.arms]
+
+
+def paired_runs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:
+    """Return the runs of two arms with each seed that both have."""
+    by_seed = {run.summary.seed: run for run in group.of(other)}
+    return [
+        (run, by_seed[run.summary.seed]) for run in group.of(arm) if run.summary.seed in by_seed
+    ]
 
 
 def paired_difference(pairs: Sequence[tuple[Run, Run]], of: Value) -> Difference | None:
@@ -230,15 +246,6 @@ def paired_difference(pairs: Sequence[tuple[Run, Run]], of: Value) -> Difference
     """
     differences = [of(run.summary) - of(base.summary) for run, base in pairs]
     return mean_difference(differences) if differences else None
-
-
-def time_difference(group: Group, arm: str) -> Difference | None:
-    """Return the fraction of the training time of ``full`` that an arm saved, paired by seed.
-
-    It is None if the arm has no seed in common with ``full``.
-    """
-    saved = _saved(paired_runs(group, arm, BASELINE), lambda summary: summary.seconds_train)
-    return mean_difference(saved) if saved else None
 
 
 def mean_difference(differences: Sequence[float]) -> Difference:
@@ -278,106 +285,60 @@ def saved_in_epochs(run: Run) -> float | None:
     return (number - len(full) - pruned_seconds / statistics.median(full)) / number
 
 
-def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
-    """Return what a run costs until its first evaluation with at least this accuracy.
-
-    Returns:
-        The training time in seconds and the number of sample-steps, both up to the end of the epoch
-        that was evaluated; None if no evaluation reaches the accuracy.
-    """
-    seconds, samples = 0.0, 0
-    for line in run.metrics:
-        seconds += line["seconds"]
-        samples += line["samples"]
-        evaluated = line.get(f"{run.summary.evaluated_on}_accuracy")
-        if evaluated is not None and evaluated >= accuracy:
-            return seconds, samples
-    return None
-
-
-def boundaries_of(run: Run) -> tuple[int, ...]:
-    """Return the epochs, from 1, at whose end the run's schedule clears the counts.
-
-    The tuple is empty if the run's policy has no schedule.
-    """
-    pruning = run.recipe.get("pruning", {})
-    # Other policies ignore the schedule of a recipe.
-    has_windows = {"window", "windows_per_interval"} & pruning.keys()
-    if not follows_schedule(pruning.get("policy", "")) or not has_windows:
-        return ()
-    return make_recipe(run.recipe).schedule().boundaries
-
-
 def _row(group: Group, arm: str, margin: float) -> Row:
-    runs = group.of(arm)
-    with_full = paired_runs(group, arm, BASELINE)
-    pairs = [] if arm == BASELINE else with_full
-    costs = [cost_to_reach(run, base.summary.accuracy_last) for run, base in with_full]
-    reached = [cost for cost in costs if cost is not None]
-    reached_always = len(reached) == len(costs)
-    last_difference = paired_difference(pairs, lambda summary: summary.accuracy_last)
+    runs, method = group.of(arm), group.method
+    with_full = [] if arm == BASELINE else paired_runs(group, arm, BASELINE)
+    against = [] if method in (None, arm) else paired_runs(group, str(method), arm)
+    difference = paired_difference(against, lambda summary: summary.accuracy_last)
     if arm == BASELINE or not group.of(BASELINE):
         skipped = [run.summary.skipped_share for run in runs]
     else:
-        skipped = _saved(pairs, lambda summary: summary.samples_trained)
-    both = paired_runs(group, arm, FIRST) if arm == SECOND else []
+        skipped = [1 - ratio for ratio in _ratios(with_full, _samples)]
+    saved = [1 - ratio for ratio in _ratios(with_full, _seconds)]
+    second = [pair for pair in with_full if pair[0].recipe.get("data", {}).get("without")]
     return Row(
         group=group,
         arm=arm,
         seeds=len(runs),
         rate_factor=runs[0].rate_factor,
-        seconds_train=_mean_of(runs, lambda summary: summary.seconds_train),
-        time_saved=mean_known(_saved(pairs, lambda summary: summary.seconds_train)),
-        saved_in_epochs=mean_known(saved_in_epochs(run) for run in runs),
-        seconds_bookkeeping=_mean_of(runs, lambda summary: summary.seconds_bookkeeping),
-        samples_trained=_mean_of(runs, lambda summary: summary.samples_trained),
-        steps=_mean_of(runs, lambda summary: summary.steps),
-        seconds_of_both=_sum_of(both, lambda summary: summary.seconds_train),
-        samples_of_both=_sum_of(both, lambda summary: summary.samples_trained),
+        accuracy_last=statistics.fmean(run.summary.accuracy_last for run in runs),
+        difference=difference,
+        verdict=None if difference is None else difference.verdict(margin),
+        cost=mean_known(_ratios(against, _samples)),
+        time=mean_known(_ratios(against, _seconds)),
+        samples_trained=statistics.fmean(run.summary.samples_trained for run in runs),
         skipped=mean_known(skipped),
-        accuracy_last=_mean_of(runs, lambda summary: summary.accuracy_last),
-        last_difference=last_difference,
-        equivalence=None if last_difference is None else last_difference.equivalence(margin),
-        accuracy_best3=_mean_of(runs, lambda summary: summary.accuracy_best3),
-        best3_difference=paired_difference(pairs, lambda summary: summary.accuracy_best3),
-        reaching=len(reached) / len(costs) if costs else None,
-        seconds_to_full=mean_known([seconds for seconds, _ in reached]) if reached_always else None,
-        samples_to_full=mean_known([samples for _, samples in reached]) if reached_always else None,
+        steps=statistics.fmean(run.summary.steps for run in runs),
+        seconds_train=statistics.fmean(run.summary.seconds_train for run in runs),
+        time_saved=mean_difference(saved) if saved else None,
+        saved_in_epochs=mean_known(saved_in_epochs(run) for run in runs),
+        seconds_bookkeeping=statistics.fmean(run.summary.seconds_bookkeeping for run in runs),
+        samples_of_both=mean_known(_sums(second, _samples)),
+        seconds_of_both=mean_known(_sums(second, _seconds)),
     )
 
 
-def paired_runs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:
-    """Return the runs of two arms with each seed that both have."""
-    by_seed = {run.summary.seed: run for run in group.of(other)}
-    return [
-        (run, by_seed[run.summary.seed]) for run in group.of(arm) if run.summary.seed in by_seed
-    ]
+def _samples(summary: Summary) -> float:
+    return summary.samples_trained
 
 
-def _saved(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:
-    return [1 - of(run.summary) / of(base.summary) for run, base in pairs]
+def _seconds(summary: Summary) -> float:
+    return summary.seconds_train
 
 
-def _sum_of(pairs: Sequence[tuple[Run, Run]], of: Value) -> float | None:
-    return mean_known(of(run.summary) + of(first.summary) for run, first in pairs)
+def _sums(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:
+    return [of(run.summary) + of(base.summary) for run, base in pairs]
 
 
-def _mean_of(runs: Sequence[Run], of: Value) -> float:
-    return statistics.fmean(of(run.summary) for run in runs)
+def _ratios(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:
+    return [of(run.summary) / of(base.summary) for run, base in pairs]
 
 
-def _group(label: str, runs: Sequence[Run]) -> Group:
-    return Group(label, tuple(sorted(runs, key=_position)))
-
-
-def _position(run: Run) -> tuple[int, str, int]:
-    """Return the sort key of a run: known arms in their order, then other arms by name.
-
-    The trainings of a curve are sorted by their epochs.
-    """
-    arm = run.summary.arm
-    name = f"{COOLDOWN}{run.summary.epochs:09}" if arm.startswith(COOLDOWN) else arm
-    return (ALL_ARMS.index(arm) if arm in ALL_ARMS else len(ALL_ARMS), name, run.summary.seed)
+def _ordered(runs: Sequence[Run]) -> list[Run]:
+    """Return runs by arm, full training first and the others as given, and by seed."""
+    arms = list(dict.fromkeys(run.summary.arm for run in runs))
+    places = {arm: place for place, arm in enumerate(sorted(arms, key=lambda a: a != BASELINE))}
+    return sorted(runs, key=lambda run: (places[run.summary.arm], run.summary.seed))
 
 
 def _conflict(runs: Sequence[Run]) -> str | None:
@@ -386,43 +347,31 @@ def _conflict(runs: Sequence[Run]) -> str | None:
     (arm, seed), times = seeds.most_common(1)[0]
     if times > 1:
         return f"{times} runs of arm {arm} with seed {seed}"
-    by_arm = split_by(lambda run: run.summary.arm, sorted(runs, key=_position))
-    pairs = [pair for same_arm in by_arm.values() for pair in itertools.pairwise(same_arm)]
-    # Two arms may both be comparable with a third one that lacks a setting in which they differ.
-    pairs += itertools.combinations((same_arm[0] for same_arm in by_arm.values()), 2)
-    for run, other in pairs:
-        arms = {run.summary.arm, other.summary.arm}
-        differing = differences(_settings(run, arms), _settings(other, arms))
+    first = _settings(runs[0])
+    for run in runs[1:]:
+        settings = _settings(run)
+        differing = [
+            f"{name} is {first.get(name)} and {settings.get(name)}"
+            for name in sorted({*first, *settings})
+            if first.get(name) != settings.get(name)
+        ]
         if differing:
-            return f"{run.path.name} and {other.path.name}, in which {'; '.join(differing)}"
+            return f"{runs[0].path.name} and {run.path.name}, in which {'; '.join(differing)}"
     return None
 
 
-def _settings(run: Run, arms: set[str]) -> dict[str, dict[str, Any]]:
-    """Return the settings and digests that comparable runs of the given arms have in common.
+def _settings(run: Run) -> dict[str, Any]:
+    """Return what comparable runs have in common, by its name.
 
-    Runs of the same arm may differ in their seeds only, and those of ``matched`` in their numbers.
-    Runs of two arms may also differ in the ``pruning`` section, in a learning rate that was chosen
-    for each of them, and the arms that train fewer epochs in what this changes. A second training
-    leaves out what the run of its own seed suspects.
+    The arms of a comparison may change any setting, and say how in its file: only what they read
+    must be the same, besides what a second training leaves out.
     """
-    sections = method_of(run.recipe)
-    del sections["run"]  # Seeds are compared as those of pairs.
-    excluded: dict[str, Iterable[str]] = {}
-    if arms == {MATCHED}:
-        excluded["pruning"] = _REPEATED
-    elif len(arms) > 1:
-        sections.pop("pruning", None)
-        if run.rate_factor is not None:
-            # The recipe's rate, without the last digits, which are those of a rounded quotient.
-            base = sections["training"]["lr"] / run.rate_factor
-            sections["training"]["lr"] = f"{base:g}, tuned"
-        excluded["training"] = {name for arm in arms for name in changed_settings(arm)}
-    for section, keys in excluded.items():
-        for key in keys:
-            sections.get(section, {}).pop(key, None)
-    sections.setdefault("data", {})["train_samples"] = run.summary.train_samples
-    sections["sha256"] = {name: shortened(digest) for name, digest in run.summary.digests.items()}
-    if SECOND in arms:
-        del sections["data"]["train_samples"], sections["sha256"][LEFT_OUT]
-    return sections
+    digests = run.summary.digests
+    settings = {f"sha256.{name}": shortened(of) for name, of in digests.items() if name != LEFT_OUT}
+    settings["evaluated_on"] = run.summary.evaluated_on
+    if run.comparison is not None:
+        return settings
+    for section, values in run.recipe.items():
+        if section not in ("run", "pruning"):
+            settings |= {f"{section}.{name}": value for name, value in values.items()}
+    return {**settings, "data.train_samples": run.summary.train_samples}

@@ -5,20 +5,18 @@ a server costs beyond computing comes from a training with one worker and one se
 machine; what the server itself does is measured apart.
 """
 
-import contextlib
 import importlib.util
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout
+from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.experiments.cluster_costs import Costs
@@ -131,36 +129,27 @@ def _server_seconds(parameters: torch.Tensor, recipe: Recipe) -> tuple[float, fl
 def _exchange(
     recipe: Recipe, replica: RecipeReplica, samples: torch.Tensor, step: float
 ) -> tuple[float, float]:
-    """Return the seconds per update beyond computing, and those of the coordinator's processor."""
-    # Imported here because Ray is an optional dependency.
-    from fineprune.distributed.parameter_servers.coordinator import Coordinator
-    from fineprune.distributed.parameter_servers.placement import Places
-    from fineprune.distributed.parameter_servers.processes import cluster
-
+    """Return the seconds per update beyond computing, and those of the driver's processor."""
     updates = max(_FEWEST, min(_MOST, int(_SECONDS / step)))
-    strategy = Strategy("async", workers=1, gradients=recipe.distributed.gradients)
     batches = [samples] * updates
     found = 0.0, 0.0
-    gpus = 1.0 if recipe.run.device.startswith("cuda") else 0.0
-    places = Places(groups=1, servers=1, threads=recipe.run.threads, gpus=gpus)
-    with tempfile.TemporaryDirectory() as folder, cluster(places) as processes:
-        made = Coordinator(
-            processes,
-            strategy,
-            replica.model,
-            partial(RecipeReplica, recipe),
-            partial(build_optimizer, settings=recipe.training),
-            Path(folder) / "servers",
-        )
-        with contextlib.closing(made):
-            made.wait_for_workers()
-            for epoch in range(2):  # The first one warms up.
-                count = batches if epoch else batches[:_FEWEST]
-                began, own = time.perf_counter(), _processor_seconds()
-                result = made.run_epoch(epoch, count, lambda applied: 0.0)
-                total, own = time.perf_counter() - began, _processor_seconds() - own
-                spent = result.seconds["compute"] + result.seconds["data"]
-                found = (total - spent) / len(count), own / len(count)
+    with parameter_servers(
+        Strategy("async", workers=1, gradients=recipe.distributed.gradients, snapshot_every=0),
+        replica.model,
+        partial(RecipeReplica, recipe),
+        partial(build_optimizer, settings=recipe.training),
+        threads=recipe.run.threads,
+        gpus=1.0 if recipe.run.device.startswith("cuda") else 0.0,
+    ) as made:
+        made.wait_for_workers()
+        for epoch in range(2):  # The first one warms up.
+            count = batches if epoch else batches[:_FEWEST]
+            began, own = time.perf_counter(), _processor_seconds()
+            result = made.run_epoch(epoch, count, lambda applied: 0.0)
+            total, own = time.perf_counter() - began, _processor_seconds() - own
+            total -= result.snapshot_seconds
+            spent = result.seconds["compute"] + result.seconds["data"]
+            found = (total - spent) / len(count), own / len(count)
     return found
 
 

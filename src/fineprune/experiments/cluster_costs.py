@@ -13,7 +13,7 @@ from fineprune.errors import (
     check_whole_number,
     explaining,
 )
-from fineprune.training.recipe import convert_sections
+from fineprune.training.convert import check_known, converted
 
 # A configuration gives the number of workers in four digits.
 _MOST_ACCELERATORS = 9_999
@@ -62,7 +62,7 @@ class Costs:
         serve: How long one server that holds all parameters is busy with a gradient and with the
             answer to its worker, in seconds. With S servers, each is busy for a part of 1 / S.
         apply: How long it is busy with an update, in seconds.
-        coordinate: How long the coordinator is busy with a gradient, in seconds.
+        coordinate: How long the driver is busy with a gradient, in seconds.
         gradients: The size of a gradient on its way, as a part of ``megabytes``; 0.5 for bfloat16.
         overlaps: Whether the servers work on a gradient while the worker still computes, as with
             TensorFlow, which sends each layer's gradient as soon as it is known. Then ``serve`` and
@@ -150,9 +150,13 @@ def read_cluster(path: Path) -> ClusterFile:
         if "steps" in costs:
             raise InputError("expected costs.step or costs.steps, got both: remove one of them")
         costs["steps"] = [costs.pop("step")]
-    kinds = {"cluster": ClusterShape, "target": Target, "costs": Costs}
-    given = convert_sections(kinds, sections)
-    costs = given.get("costs", {})
-    Costs(**{"steps": (1.0,), "samples": 1, "megabytes": 0.0, **costs})  # This checks their values.
-    cluster, target = ClusterShape(**given.get("cluster", {})), Target(**given.get("target", {}))
-    return ClusterFile(cluster, target, costs)
+    for section in sections:
+        check_known("section", section, ("cluster", "target", "costs"))
+    costs = sections.get("costs", {})
+    needed = {"steps": [1.0], "samples": 1, "megabytes": 0.0}
+    made = converted("costs", Costs, {**needed, **costs})
+    return ClusterFile(
+        converted("cluster", ClusterShape, sections.get("cluster", {})),
+        converted("target", Target, sections.get("target", {})),
+        {name: getattr(made, name) for name in costs},
+    )

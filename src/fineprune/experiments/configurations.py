@@ -2,11 +2,13 @@
 
 import dataclasses
 import re
+import sys
 from typing import Any
 
 from fineprune.distributed.strategy import OF_ANY_SERVERS, Strategy
 from fineprune.errors import InputError
 from fineprune.experiments.controls import with_epochs
+from fineprune.launch.slurm import torchrun_in_job
 from fineprune.training.recipe import Recipe
 
 ONE, ALL_REDUCE = "one", "all-reduce"
@@ -22,7 +24,7 @@ _REDUCED = re.compile(rf"{ALL_REDUCE} (\d{{1,4}}){_OPTION_WORDS}")
 OF_SERVERS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
 # Settings of ``distributed`` that a recipe chooses for the asynchronous configurations, besides
 # those of any servers. The text of a configuration says all others.
-_OF_ASYNCHRONOUS = ("rate_by_staleness", "undone_batches")
+_OF_ASYNCHRONOUS = ("rate_by_staleness",)
 # The options that every form has.
 _OF_TRAINING = ("lr", "epochs", "seeds")
 _EXAMPLES = "'one', 'all-reduce 2' or 'async 4+3 dedicated'"
@@ -179,3 +181,22 @@ def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> R
             )
         result = result.replaced("training", batch_size=size)
     return result
+
+
+def launcher(chosen: Configuration) -> list[str]:
+    """Return the command that starts a configuration's processes, before ``-m fineprune``."""
+    if chosen.strategy != ALL_REDUCE:
+        return [sys.executable]
+    in_job = torchrun_in_job(chosen.nodes, chosen.group)
+    if in_job is not None:
+        return in_job
+    # Each run has its own rendezvous store, on a free port of the loopback interface.
+    return [
+        sys.executable,
+        "-m",
+        "fineprune.launch.torchrun",
+        f"--nproc-per-node={chosen.workers}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+    ]

@@ -7,6 +7,7 @@ The file that lists the runs of an experiment contains the digests with which it
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import matched_recipe
@@ -14,10 +15,6 @@ from fineprune.runs.files import METRICS, RECIPE, REPORT, RESULTS, SUMMARY, read
 from fineprune.runs.run import read_run
 from fineprune.runs.summary import read_summary
 from fineprune.training.recipe import Recipe, read_written_recipe
-
-# The sample order of an epoch is drawn from seed + epoch, as in DistributedSampler. Two seeds whose
-# difference is smaller than the number of epochs would therefore share most of their orders.
-_SEED_STEP = 1_000_003
 
 # Called with a line of text (which may be empty), the number of epochs trained so far, and the
 # number of all epochs.
@@ -32,50 +29,40 @@ class PlannedRun:
 
     Attributes:
         name: The arm or the configuration that the run trains.
-        number: The number of the run's seed, counted from 0.
-        recipe: The recipe, which may contain "auto" settings. If the run is the control of another
-            one, this is the recipe of that run, and ``complete()`` returns its own.
+        recipe: The recipe, which may contain "auto" settings. If the run repeats the numbers of
+            another one, this is the recipe of that run, and ``complete()`` returns its own.
         folder: The folder of the run.
-        matches: The run whose numbers of samples this control repeats, and which must therefore be
-            finished first; None for any other run.
-        trunk: The run of which this one begins as a copy, and which must therefore be finished
-            first; None for any other run.
-        first: The run whose suspects this second training leaves out, and which must therefore be
-            finished first; None for any other run.
+        needs: The run that must be finished before this one starts; None if there is none.
+        takes: What it takes from that run; see ``Arm``.
     """
 
     name: str
-    number: int
     recipe: Recipe
     folder: Path
-    matches: "PlannedRun | None" = None
-    trunk: "PlannedRun | None" = None
-    first: "PlannedRun | None" = None
-
-    @property
-    def needs(self) -> "PlannedRun | None":
-        """The run that must be finished before this one starts; None if there is none."""
-        return self.matches or self.trunk or self.first
+    needs: "PlannedRun | None" = None
+    takes: str | None = None
 
     def complete(self) -> Recipe | None:
-        """Return the recipe to train; None if the run that this one matches is not finished."""
-        if self.matches is None:
+        """Return the recipe to train; None if the run that this one needs is not finished."""
+        if self.needs is None:
             return self.recipe
-        if not self.matches.finished():
+        if not self.needs.finished():
             return None
-        return matched_recipe(self.recipe, read_run(self.matches.folder))
+        if self.takes == "suspects":
+            return self.recipe.replaced("data", without=str(self.needs.folder))
+        return matched_recipe(self.recipe, read_run(self.needs.folder))
 
     def finished(self) -> bool:
         """Return whether the run is finished."""
         if not (self.folder / RECIPE).exists():
             return False
         previous, complete = read_written_recipe(self.folder / RECIPE), self.complete()
-        # What does not depend on the run to match is checked before that run is trained.
+        # What does not depend on the run that this one needs is checked before that is trained.
         expected = complete or dataclasses.replace(self.recipe, pruning=previous.pruning)
         changed = previous.differences(expected)
-        if changed and self.matches is not None and previous.pruning != expected.pruning:
+        if changed and self.takes == "numbers" and previous.pruning != expected.pruning:
             raise InputError(
-                f"expected the control of {self.matches.folder} in {self.folder}, got the control "
+                f"expected in {self.folder} the control of the run that it needs, got the control "
                 f"of another run: remove this folder to train the control again"
             )
         if changed:
@@ -88,7 +75,7 @@ class PlannedRun:
 
 def with_seed(recipe: Recipe, number: int) -> Recipe:
     """Return the recipe with the seed of the run with this number, counted from 0."""
-    return recipe.replaced("run", seed=recipe.run.seed + number * _SEED_STEP)
+    return recipe.replaced("run", seed=recipe.run.seed + number)
 
 
 def check_own_folder(folder: Path, listing: str, what: str) -> None:
@@ -113,7 +100,7 @@ def check_begun_with(listing: Path, digests: Digests, what: str) -> None:
     lists them does not exist, has no digests or is damaged, nothing is known and nothing checked.
     """
     try:
-        begun = dict(read_json(listing)["sha256"])
+        begun = dict(read_json(listing, dict[str, Any])["sha256"])
     except (InputError, KeyError, TypeError, ValueError):
         return
     changed = _changed(begun, digests)
@@ -124,13 +111,17 @@ def check_begun_with(listing: Path, digests: Digests, what: str) -> None:
         )
 
 
-def check_finished(run: Path, digests: Digests, what: str) -> None:
-    """Check that the run in a folder has just trained with what its experiment began with."""
-    changed = _changed(digests, read_summary(run / SUMMARY).digests)
+def check_finished(run: PlannedRun, digests: Digests, what: str) -> None:
+    """Check that a run has just trained with what its experiment began with."""
+    # What a second training leaves out depends on its seed.
+    own = {"suspects"} if run.takes == "suspects" else set()
+    expected = {name: digest for name, digest in digests.items() if name not in own}
+    changed = _changed(expected, read_summary(run.folder / SUMMARY).digests)
     if changed:
         raise RunError(
-            f"{changed} changed while the {what} trained: remove {run}, restore what changed (a "
-            f"function must return the same data on every call), and run the same command again"
+            f"{changed} changed while the {what} trained: remove {run.folder}, restore what "
+            f"changed (a function must return the same data on every call), and run the same "
+            f"command again"
         )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fineprune.errors import InputError
 from fineprune.experiments.cluster_costs import ClusterShape, Costs, Target
-from fineprune.experiments.cluster_simulation import simulate
+from fineprune.experiments.cluster_formula import predicted_speed
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
 from fineprune.training.forecast import cost_is_known, saved_share
 from fineprune.training.recipe import Recipe
@@ -37,8 +37,8 @@ class Predicted:
         efficiency: The speedup divided by the number of nodes.
         staleness_mean, staleness_p95: The mean and the 95th percentile of the staleness.
         samples_factor: How many times the samples of one worker are needed.
-        limit: What limits the throughput; see ``Simulated``.
-        busy: The share of the time for which resources are occupied; see ``Simulated``.
+        limit: What limits the throughput; see ``Speed``.
+        busy: The share of the time for which resources are occupied; see ``Speed``.
         hours: The time to the target on all data, in hours.
         node_hours: This time multiplied by the nodes.
         hours_pruned, node_hours_pruned: The same with the pruning of the recipe; None without it.
@@ -102,17 +102,17 @@ def plan_cluster(
     """
     alone = cluster.accelerators == 1
     one_node = configuration(ONE if alone else f"{ALL_REDUCE} {cluster.accelerators}")
-    base = simulate(costs, cluster, one_node).throughput
+    base = predicted_speed(costs, cluster, one_node).throughput
     aim = target or Target()
 
     def predicted(chosen: Configuration) -> Predicted:
-        simulated = simulate(costs, cluster, chosen)
+        speed = predicted_speed(costs, cluster, chosen)
         nodes = chosen.nodes_with(cluster.accelerators)
         update = costs.samples * chosen.averaged
-        factor = aim.factor(costs.samples, update, simulated.staleness_mean)
-        hours = samples * factor / simulated.throughput / 3600
+        factor = aim.factor(costs.samples, update, speed.staleness_mean)
+        hours = samples * factor / speed.throughput / 3600
         pruned = None if saved is None else hours * (1 - saved)
-        speedup = simulated.throughput / base
+        speedup = speed.throughput / base
         return Predicted(
             configuration=chosen.text,
             kind=_kind(chosen),
@@ -122,7 +122,7 @@ def plan_cluster(
             speedup=speedup,
             efficiency=speedup / nodes,
             samples_factor=factor,
-            **vars(simulated),
+            **vars(speed),
             hours=hours,
             node_hours=hours * nodes,
             hours_pruned=pruned,
@@ -175,7 +175,7 @@ def _check(chosen: Configuration, cluster: ClusterShape) -> None:
     if chosen.training or chosen.seeds > 1:
         raise InputError(
             f"expected a configuration without lr=, epochs= and seeds= for a prediction, got "
-            f"{chosen.text!r}: change the recipe with --set"
+            f"{chosen.text!r}: change the settings of the recipe"
         )
     if chosen.strategy == ALL_REDUCE and chosen.group not in (1, cluster.accelerators):
         raise InputError(

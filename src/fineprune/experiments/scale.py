@@ -5,11 +5,15 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.distributed.strategy import Strategy
-from fineprune.errors import InputError
-from fineprune.experiments.configurations import OF_SERVERS, Configuration, configured
-from fineprune.experiments.launched_run import launch
+from fineprune.errors import InputError, RunError
+from fineprune.experiments.configurations import (
+    OF_SERVERS,
+    Configuration,
+    configured,
+    launcher,
+)
+from fineprune.experiments.jobs import run_jobs
 from fineprune.experiments.planned_run import (
     OnProgress,
     PlannedRun,
@@ -19,7 +23,8 @@ from fineprune.experiments.planned_run import (
     epochs_done,
     with_seed,
 )
-from fineprune.runs.files import SCALING, write_json
+from fineprune.launcher import check_not_launched
+from fineprune.runs.files import DURATION, SCALING, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.training.data import load_data
 from fineprune.training.hardware import available_cores, resolved
@@ -74,9 +79,11 @@ def scale(
     if not recipe.run.threads:
         most_workers = max(configuration.workers for configuration in configurations)
         recipe = recipe.replaced("run", threads=max(1, available_cores() // most_workers))
-    planned: list[tuple[Configuration, PlannedRun]] = []
+    planned: dict[Path, tuple[Configuration, PlannedRun]] = {}
     for configuration in configurations:
         changed = configured(recipe, configuration, same_update=same_update)
+        if (stale := changed.stale_momentum) is not None:
+            _LOGGER.warning("%s: %s", configuration.text, stale)
         if changed.training.epochs < 2:
             raise InputError(
                 f"expected training.epochs of at least 2, the first of which is a warm-up, got "
@@ -85,9 +92,9 @@ def scale(
         for number in range(configuration.seeds):
             own = folder / (configuration.folder + (f"-seed-{number + 1}" if number else ""))
             run_recipe = resolved(with_seed(changed, number))
-            planned.append((configuration, PlannedRun(configuration.text, number, run_recipe, own)))
+            planned[own] = configuration, PlannedRun(configuration.text, run_recipe, own)
     digests = input_digests(recipe, load_data(resolved(recipe)))
-    runs = [run for _, run in planned]
+    runs = [run for _, run in planned.values()]
     total = sum(run.recipe.training.epochs for run in runs)
     listing = {
         "version": 1,
@@ -98,11 +105,21 @@ def scale(
     }
     with only_writer(folder):
         check_begun_with(folder / SCALING, digests, "experiment")
-        unfinished = [(configuration, run) for configuration, run in planned if not run.finished()]
+        unfinished = [run for run in runs if not run.finished()]
         write_json(folder / SCALING, listing)
-        for configuration, run in unfinished:
-            launch(run, configuration, lambda: on_progress("", epochs_done(runs), total))
-            check_finished(run.folder, digests, "experiment")
-            seed = f", seed {run.number + 1} of {configuration.seeds}"
+        ended_runs = run_jobs(
+            unfinished,
+            1,
+            lambda: on_progress("", epochs_done(runs), total),
+            launcher=lambda run: launcher(planned[run.folder][0]),
+        )
+        for ended in ended_runs:
+            run, configuration = ended.run, planned[ended.run.folder][0]
+            if ended.diverged is not None:
+                raise RunError(f"{run.name!r} failed: {ended.diverged}")
+            if ended.seconds is not None:
+                write_json(run.folder / DURATION, {"seconds": ended.seconds})
+            check_finished(run, digests, "experiment")
+            seed = f", seed {run.recipe.run.seed}"
             name = run.name + (seed if configuration.seeds > 1 else "")
             on_progress(name, epochs_done(runs), total)

@@ -21,8 +21,8 @@ from fineprune.training.epoch_served import added, staleness_figures
 
 # The phases of a step, in the order in which a gradient passes through them. The phases of the
 # servers take place while a worker waits for them.
-WORKER_PHASES = ("data", "compute", "group reduce", "push", "pull", "wait")
-SERVER_PHASES = ("apply", "send")
+WORKER_PHASES = ("data", "compute", "group reduce", "pull", "wait")
+SERVER_PHASES = ("apply",)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,6 @@ class ScaleRow:
             staleness of the updates.
         updates: The number of updates of the parameters.
         dropped: The fraction of the computed gradients that were discarded.
-        lost: The number of batches that were lost because a server failed.
         phases: The time per gradient of each phase in seconds, summed over all processes; empty
             without servers.
         each: What each worker did, by rank; empty without servers.
@@ -141,7 +140,6 @@ class ScaleRow:
     staleness_max: int | None
     updates: float
     dropped: float | None
-    lost: int
     phases: dict[str, float]
     each: tuple[WorkerRow, ...]
 
@@ -152,7 +150,7 @@ def read_scaling(folder: Path) -> Scaling:
         raise InputError(
             f"expected a folder that fineprune scale wrote, with {SCALING}, got {folder}"
         )
-    listed = read_json(folder / SCALING)
+    listed = read_json(folder / SCALING, dict[str, Any])
     try:
         runs = [
             _read_scaled(configuration(run["configuration"]), folder / run["path"])
@@ -172,7 +170,7 @@ def _read_scaled(trained: Configuration, folder: Path) -> Scaled:
     other = None
     if duration.exists():
         summary = run.summary
-        other = read_json(duration)["seconds"]
+        other = read_json(duration, dict[str, float])["seconds"]
         other -= summary.seconds_train + summary.seconds_evaluate
     return Scaled(trained, run, other)
 
@@ -269,7 +267,6 @@ def _row(
         **staleness_figures(staleness),
         updates=statistics.mean(sum(line["steps"] for line in run.metrics) for run in runs),
         dropped=dropped / (gradients + dropped) if gradients else None,
-        lost=sum(len(epoch["lost"]) for epoch in served),
         phases=_phases([epoch["seconds"] for epoch in served], gradients),
         each=_each(served),
     )
@@ -352,7 +349,7 @@ def _gradients(run: Run) -> int:
 
 
 def _phases(seconds: Sequence[Mapping[str, float]], gradients: int) -> dict[str, float]:
-    if not gradients:  # no servers, or all updates were lost with a server
+    if not gradients:  # no servers
         return {}
     sums = {
         phase: sum(epoch.get(phase, 0.0) for epoch in seconds)

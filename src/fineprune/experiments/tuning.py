@@ -2,17 +2,19 @@
 
 The best rate differs between methods, and two methods can be compared only if each has its own. A
 rate that is chosen by the test accuracy makes this accuracy too high. So each arm is first trained
-with several rates on a part of the training samples, and evaluated on the others. The file
-``rates.json`` in the folder of the comparison holds the accuracies of these trials and the choice.
+with several rates and seeds on a part of the training samples, and evaluated on the others. The
+file ``rates.json`` in the folder of the comparison holds the accuracies of these trials and the
+choice.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fineprune.errors import InputError, RunError
-from fineprune.experiments.controls import MATCHED, MULTIPLES, SECOND
 from fineprune.experiments.planned_run import PlannedRun
+from fineprune.runs.comparison import Arm
 from fineprune.runs.files import RATES, SUMMARY, read_json, write_json
 from fineprune.runs.summary import read_summary
 from fineprune.training.recipe import Recipe
@@ -33,12 +35,12 @@ class ChosenRate:
 
     Attributes:
         factor: The chosen multiple of the recipe's learning rate.
-        accuracies: The accuracy on the held-out samples after the last epoch, as a fraction, by the
-            factor as text; None if the training diverged.
+        accuracies: The accuracy on the held-out samples after the last epoch with each seed, as a
+            fraction, by the factor as text; None if the training diverged.
     """
 
     factor: float
-    accuracies: Mapping[str, float | None]
+    accuracies: dict[str, tuple[float | None, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,27 +52,8 @@ class ChosenRates:
         arms: The rate of each arm.
     """
 
-    held_out: int
-    arms: Mapping[str, ChosenRate]
-
-
-def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
-    """Check that the learning rates of all arms can be chosen."""
-    if curve:
-        raise InputError(
-            "expected --tune or --curve, got both: the trainings of the curve share one learning "
-            "rate, so train it into another --out"
-        )
-    if SECOND in arms:
-        raise InputError(
-            f"expected no arm {SECOND!r} with --tune, got {', '.join(arms)}: leave it out"
-        )
-    multiples = [arm for arm in arms if arm in MULTIPLES]
-    if multiples:
-        raise InputError(
-            f"expected no arms with --tune whose learning rate is a multiple of another arm's, got "
-            f"{', '.join(multiples)}: leave them out"
-        )
+    held_out: int = 0
+    arms: dict[str, ChosenRate] = dataclasses.field(default_factory=dict)
 
 
 def held_out_recipe(recipe: Recipe, num_samples: int) -> Recipe:
@@ -86,22 +69,20 @@ def held_out_recipe(recipe: Recipe, num_samples: int) -> Recipe:
     return dataclasses.replace(recipe, data=recipe.data.holding_out(held_out))
 
 
-def untuned(folder: Path, recipe: Recipe, arms: Sequence[str]) -> list[str]:
-    """Return the arms that have no learning rate yet.
+def untuned(folder: Path, arms: Sequence[Arm]) -> list[Arm]:
+    """Return the arms to try, which have no learning rate yet.
 
-    The method is also returned with its control ``matched``, whose trials repeat the numbers of
-    samples of its trials.
+    An arm whose trials another one needs is among them. A second training has the rate of the
+    first, whose suspects it leaves out.
     """
     known = read_rates(folder).arms
-    new = [arm for arm in arms if arm not in known]
-    return [arm for arm in arms if arm in new or (MATCHED in new and arm == recipe.pruning.policy)]
+    new = [arm for arm in arms if arm.name not in known and arm.takes != "suspects"]
+    needed = {arm.needs for arm in new}
+    return [arm for arm in arms if arm in new or arm.name in needed]
 
 
 def plan_trials(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """Return the trials of some arms: each run with each multiple of its learning rate.
-
-    There is one run of each arm, with the recipe of ``held_out_recipe``.
-    """
+    """Return the trials of runs with the recipe of ``held_out_recipe``: each with each factor."""
     return [_trial(run, factor) for factor in FACTORS for run in runs]
 
 
@@ -110,8 +91,9 @@ def with_chosen_rates(runs: Sequence[PlannedRun], folder: Path) -> list[PlannedR
     arms = read_rates(folder).arms
 
     def chosen(run: PlannedRun) -> PlannedRun:
-        matches = None if run.matches is None else chosen(run.matches)
-        return dataclasses.replace(_at_rate(run, arms[run.name].factor), matches=matches)
+        needs = None if run.needs is None else chosen(run.needs)
+        name = run.needs.name if run.needs is not None and run.takes == "suspects" else run.name
+        return dataclasses.replace(_at_rate(run, arms[name].factor), needs=needs)
 
     return [chosen(run) for run in runs]
 
@@ -119,16 +101,47 @@ def with_chosen_rates(runs: Sequence[PlannedRun], folder: Path) -> list[PlannedR
 def choose_rates(folder: Path, trials: Sequence[PlannedRun]) -> None:
     """Choose the learning rate of each arm, and write them to ``rates.json``.
 
-    The accuracy after the last epoch decides, and the smaller rate if two are equal. The rate of an
-    arm that has one already is not changed. A trial without a summary diverged.
+    The mean accuracy over the seeds after the last epoch decides, and the smaller rate if two are
+    equal. A rate with which a training diverged is not chosen. The rate of an arm that has one
+    already is not changed.
     """
     known = read_rates(folder).arms
-    accuracies: dict[str, dict[float, float | None]] = {}
+    accuracies: dict[str, dict[float, list[float | None]]] = {}
     for trial in trials:
-        accuracies.setdefault(trial.name, {})[_factor(trial)] = trial_accuracy(trial)
+        of_arm = accuracies.setdefault(trial.name, {})
+        of_arm.setdefault(_factor(trial), []).append(trial_accuracy(trial))
     chosen = {arm: _best(arm, found) for arm, found in accuracies.items() if arm not in known}
     rates = ChosenRates(trials[0].recipe.data.validation, {**known, **chosen})
-    write_json(folder / RATES, {"version": 1, **dataclasses.asdict(rates)})
+    write_json(folder / RATES, rates)
+
+
+def rate_lines(rates: ChosenRates) -> Iterator[str]:
+    """Yield for each arm which rate was chosen, and how far the others differ beside chance."""
+    # Imported here, because scipy takes long.
+    from fineprune.experiments.arm_table import mean_difference
+
+    for name, rate in rates.arms.items():
+        best = _known(rate.accuracies[f"{rate.factor:g}"])
+        seeds = f"{len(best)} seed{'' if len(best) == 1 else 's'}"
+        line = (
+            f"{name}: {rate.factor:g} times the learning rate, {statistics.fmean(best):.2%} on "
+            f"{rates.held_out:,} held-out samples ({seeds})"
+        )
+        for factor, found in rate.accuracies.items():
+            if factor == f"{rate.factor:g}":
+                continue
+            if None in found:
+                line += f"; {factor} times: diverged"
+                continue
+            differs = mean_difference([a - b for a, b in zip(_known(found), best, strict=True)])
+            line += f"; {factor} times: {100 * differs.mean:+.2f}"
+            if differs.half_width is not None:
+                line += f" ±{100 * differs.half_width:.2f}"
+                within = abs(differs.mean) <= differs.half_width
+                line += " points, which may be chance" if within else " points"
+            else:
+                line += " points, which may be chance: --tune 3 would say"
+        yield line
 
 
 def trial_accuracy(trial: PlannedRun) -> float | None:
@@ -139,7 +152,7 @@ def trial_accuracy(trial: PlannedRun) -> float | None:
 
 def trial_result(trial: PlannedRun) -> str:
     """Return a line of text on a trial that has been trained."""
-    name = f"{trial.name} with {_factor(trial):g} times the learning rate"
+    name = f"{trial.name}, seed {trial.recipe.run.seed}, {_factor(trial):g} times the learning rate"
     accuracy = trial_accuracy(trial)
     if accuracy is None:
         return f"tuning: {name} diverged"
@@ -149,28 +162,15 @@ def trial_result(trial: PlannedRun) -> str:
 def read_rates(folder: Path) -> ChosenRates:
     """Read the learning rates that were chosen in a comparison; there may be none yet."""
     file = folder / RATES
-    if not file.exists():
-        return ChosenRates(0, {})
-    content = read_json(file)
-    try:
-        arms = {
-            arm: ChosenRate(float(rate["factor"]), dict(rate["accuracies"]))
-            for arm, rate in content["arms"].items()
-        }
-        return ChosenRates(int(content["held_out"]), arms)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"expected the learning rate of each arm in {file}, cannot read it: {error!r}: restore "
-            f"the file, or remove it to choose the rates again"
-        ) from error
+    return read_json(file, ChosenRates) if file.exists() else ChosenRates()
 
 
 def _trial(run: PlannedRun, factor: float) -> PlannedRun:
-    matches = None if run.matches is None else _trial(run.matches, factor)
-    folder = run.folder.with_name(f"{run.name}-{factor:g}")
+    needs = None if run.needs is None else _trial(run.needs, factor)
+    folder = run.folder.with_name(f"{run.folder.name}-{factor:g}")
     # Nobody looks at the samples of a trial.
     recipe = run.recipe.replaced("run", history=False)
-    trial = dataclasses.replace(run, recipe=recipe, folder=folder, matches=matches)
+    trial = dataclasses.replace(run, recipe=recipe, folder=folder, needs=needs)
     return _at_rate(trial, factor)
 
 
@@ -185,8 +185,16 @@ def _factor(trial: PlannedRun) -> float:
     return factor
 
 
-def _best(arm: str, accuracies: Mapping[float, float | None]) -> ChosenRate:
-    finished = {factor: found for factor, found in accuracies.items() if found is not None}
+def _known(accuracies: Sequence[float | None]) -> list[float]:
+    return [accuracy for accuracy in accuracies if accuracy is not None]
+
+
+def _best(arm: str, accuracies: dict[float, list[float | None]]) -> ChosenRate:
+    finished = {
+        factor: statistics.fmean(_known(found))
+        for factor, found in accuracies.items()
+        if None not in found
+    }
     if not finished:
         tried = ", ".join(f"{factor:g}" for factor in accuracies)
         raise RunError(
@@ -194,4 +202,4 @@ def _best(arm: str, accuracies: Mapping[float, float | None]) -> ChosenRate:
             f"smaller training.lr, and give another --out"
         )
     factor = max(finished, key=lambda factor: (finished[factor], -factor))
-    return ChosenRate(factor, {f"{tried:g}": found for tried, found in accuracies.items()})
+    return ChosenRate(factor, {f"{tried:g}": tuple(found) for tried, found in accuracies.items()})

@@ -1,1 +1,1 @@
-"""What the samples of finished runs have in common: read from their histories, without training."""
+"""What finished runs say of their samples: read from their folders, without training."""

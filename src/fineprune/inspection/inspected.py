@@ -1,4 +1,4 @@
-"""Inspected: a finished run together with its history."""
+"""Inspected: finished runs on the same samples and labels, with the sum of their evidence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,108 +7,120 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
+from fineprune.labels.dataset_attributes import unambiguous
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.runs.history import (
-    History,
-    needed_evidence,
-    read_evaluated,
-    read_evidence,
-    read_history,
-)
-from fineprune.runs.run import Run, split_by, told_apart
-from fineprune.runs.training_set import TrainingSet, read_training_set
+from fineprune.labels.ranking import Ranking
+from fineprune.labels.review_page import Samples, Show
+from fineprune.runs.history import needed_evidence, read_evaluated, read_history
+from fineprune.runs.run import Run
+from fineprune.runs.training_set import UNKNOWN, TrainingSet, read_training_set
 
 
 @dataclass(frozen=True, eq=False)
 class Inspected:
-    """A finished run, and what it has kept of each sample.
+    """Finished runs on the same samples and labels, and what they say of these.
 
     Attributes:
-        name: The network, the arm and the seed, such as ``resnet18 adaptive 0``, and the folder if
-            another run has the same.
-        run: The run.
-        history: The losses and the predictions of the training samples in each epoch.
-        labels: The labels that the run trained with; int64, shape (N,).
-        evaluated: The labels (row 0) and the predictions (row 1) of the last evaluation; int64,
-            shape (2, n). None if the run has not kept them.
-        watch: The evidence on the labels; None if the run has kept none.
+        runs: The runs.
+        training_set: Their training set, with the labels that they trained with.
+        watch: The sum of the evidence of all runs.
+        ranking: Its ranking, whose number of suspects every command and page gives.
     """
 
-    name: str
-    run: Run
-    history: History
-    labels: npt.NDArray[np.int64]
-    evaluated: npt.NDArray[np.int64] | None
-    watch: LabelWatch | None
+    runs: list[Run]
+    training_set: TrainingSet
+    watch: LabelWatch
+    ranking: Ranking
 
-    def settings(self, besides: Sequence[str] = ()) -> str:
-        """Return the settings in which runs of one arm and several seeds agree.
-
-        The arms of a comparison may differ in theirs, so those of its runs are left out.
-        """
-        sections = {} if self.run.comparison is not None else self.run.recipe
-        left_out = {"run", *besides}
-        return repr({name: sections[name] for name in sections if name not in left_out})
-
-    def training_set(self) -> TrainingSet:
-        """Return the training set that the run knew, with the labels that it trained with."""
-        return read_training_set(self.run.path, len(self.labels))
+    @property
+    def classes(self) -> list[str]:
+        """The name of each class, or its number."""
+        return [self.training_set.name(number) for number in range(self.watch.num_classes)]
 
     def times_skipped(self) -> npt.NDArray[np.int64]:
-        """Return in how many epochs each sample was skipped; int64, shape (N,).
+        """Return in how many epochs of all runs each sample was skipped; int64, shape (N,).
 
         Epochs that keep all samples count for none, although ``training.drop_last`` or a broken
         file leaves some out. Such samples of a pruned epoch are not told from skipped ones.
         """
-        pruned = np.array([line["pruned"] for line in self.run.metrics], dtype=bool)
-        return np.asarray((~self.history.trained[pruned]).sum(axis=0), dtype=np.int64)
+        times = np.zeros(self.watch.num_samples, np.int64)
+        for run in self.runs:
+            history = read_history(run.path, self.watch.num_samples)
+            if history is not None:
+                pruned = np.array([line["pruned"] for line in run.metrics], dtype=bool)
+                times += (~history.trained[pruned[: len(history.epochs)]]).sum(axis=0)
+        return times
+
+    def recognised(self) -> list[float | None]:
+        """Return the share of the evaluated samples of each class that the runs recognised at last.
+
+        It is None for a class without such samples, or if no run has kept its predictions.
+        """
+        kept = [part for run in self.runs if (part := read_evaluated(run.path)) is not None]
+        if not kept:
+            return [None] * self.watch.num_classes
+        labels, predictions = np.concatenate(kept, axis=1)
+        totals = np.bincount(labels, minlength=self.watch.num_classes)
+        right = np.bincount(labels[labels == predictions], minlength=self.watch.num_classes)
+        return [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
+
+    def review(
+        self, most: int | None = None, show: Show | None = None, notes: Sequence[str] = ()
+    ) -> str:
+        """Return the section of a page that lists the suspects, as HTML.
+
+        Args:
+            most: The largest number of samples to list; None for all suspects up to 500.
+            show: Returns what a page can show of a sample of the runs; None to show none.
+            notes: Further sentences above the cards.
+        """
+        known = self.training_set
+        labels = None if (known.labels == UNKNOWN).any() else known.labels
+        names = unambiguous(self.classes)
+        samples = Samples(names, labels, known.keys, known.index, show)
+        several = f"The evidence of {len(self.runs)} runs is added."
+        notes = [several, *notes] if len(self.runs) > 1 else notes
+        return self.watch.review(samples, most, notes)
+
+
+def read_inspected(runs: Sequence[Run]) -> Inspected:
+    """Read what runs say of their samples.
+
+    Runs with ``data.without`` did not train the suspects of another run. They are left out beside
+    runs that did.
+
+    Raises:
+        InputError: There is no run, a run has kept no evidence, or two runs have other samples or
+            labels.
+    """
+    whole = [run for run in runs if not run.recipe.get("data", {}).get("without")]
+    runs = whole or list(runs)
+    if not runs:
+        raise InputError("expected at least one finished run to inspect, got none")
+    first, total = None, None
+    for run in runs:
+        number = run.summary.train_samples
+        watch = needed_evidence(run.path, number, "to know about its labels")
+        training_set = read_training_set(run.path, number)
+        if first is None or total is None:
+            first, total = training_set, watch
+            continue
+        same = (
+            np.array_equal(first.index, training_set.index)
+            and np.array_equal(first.labels, training_set.labels)
+            and (first.classes, first.keys) == (training_set.classes, training_set.keys)
+        )
+        if not same:
+            raise InputError(
+                f"expected runs on the same samples and labels, got different ones in {run.path} "
+                f"and {runs[0].path}: inspect one after the other"
+            )
+        total.merge(watch)
+    assert first is not None and total is not None  # There is a run.  # noqa: PT018
+    return Inspected(runs, first, total, total.ranking())
 
 
 def facts_of_run(run: Run) -> list[str]:
     """Return sentences on what the evidence of a finished run says of its labels."""
-    summary = run.summary
-    watch = needed_evidence(run.path, summary.train_samples, "to know about its labels")
-    names = read_training_set(run.path, summary.train_samples).classes
-    return watch.facts(names or None)
-
-
-def read_inspected(runs: Sequence[Run]) -> list[Inspected]:
-    """Read the histories of runs, of which there is at least one."""
-    if not runs:
-        raise InputError("expected at least one finished run to inspect, got none")
-    names = [f"{s.network} {s.arm} {s.seed}" for s in (run.summary for run in runs)]
-    names = told_apart(names, [f" ({run.path})" for run in runs])
-    return [_read(name, run) for name, run in zip(names, runs, strict=True)]
-
-
-def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
-    """Return the runs of each network and arm, for each dataset and comparison, in given order.
-
-    Runs that belong to no comparison are of one arm only if they differ in nothing but their seeds.
-    """
-
-    def arm(run: Inspected) -> tuple[object, ...]:
-        summary = run.run.summary
-        names = summary.network, summary.dataset, summary.arm
-        return *names, run.run.comparison, run.settings()
-
-    return list(split_by(arm, runs).values())
-
-
-def _read(name: str, run: Run) -> Inspected:
-    samples = run.summary.train_samples
-    history = read_history(run.path, samples)
-    if history is None:
-        raise InputError(
-            f"expected the history of the samples in {run.path}, found none: train with "
-            f"run.history = true and with data whose classes are known"
-        )
-    epochs = list(range(run.summary.epochs))
-    if history.epochs != epochs:
-        raise InputError(
-            f"expected a history of {len(epochs)} epochs in {run.path}, got {len(history.epochs)}: "
-            f"restore the files, or train again"
-        )
-    labels = read_training_set(run.path, samples).trained_labels
-    evaluated, watch = read_evaluated(run.path), read_evidence(run.path, samples)
-    return Inspected(name, run, history, labels, evaluated, watch)
+    inspected = read_inspected([run])
+    return inspected.watch.facts(inspected.classes)

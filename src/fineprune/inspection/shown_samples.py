@@ -1,91 +1,70 @@
 """What a page shows of the samples of a run, read one by one."""
 
-import io
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-from PIL import Image
-
-from fineprune.datasets.image_index import ImageIndex, load_index
 from fineprune.errors import InputError
-from fineprune.inspection.known_samples import KnownSamples
-from fineprune.inspection.pictures import image_of
-from fineprune.training.data.user import checked_keys, load_own, samples_digest
+from fineprune.inspection.inspected import Inspected
+from fineprune.labels.review_page import Show
+from fineprune.runs.training_set import TrainingSet
+from fineprune.training.data.run_data import data_fingerprint, open_sources
+from fineprune.training.data.source import UNREADABLE
 from fineprune.training.recipe import make_recipe
 
 _LOGGER = logging.getLogger(__name__)
 
-Show = Callable[[int], Any]
 
-_UNREADABLE = "This sample cannot be read: its file is missing or damaged."
+def shown_samples(inspected: Inspected, *, own_data: bool) -> Show:
+    """Return a function from the index of a sample of the runs to what a page can show of it.
 
+    Args:
+        inspected: The runs, whose first one says where the samples are.
+        own_data: Whether the code of user-defined data may be run.
 
-def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
-    """Return a function from the index of a sample of a run to what ``view_of`` can show of it."""
-    pictures, number = samples.pictures, samples.training_set.index
-    if pictures is not None:
-        return lambda sample: image_of(pictures[sample])  # It takes fewer bytes than an array.
-    data = make_recipe(samples.run.run.recipe).data
-    if data.name == "images" and data.train is not None:
-        source = Path(data.train)
-        index = load_index(source, keep=False)
-        files = _places(index.keys(), samples, str(source))
-        return lambda sample: _file(index, files[sample])
-    if not data.own:
-        raise InputError(f"expected the data {data.name} as they were trained, got others or none")
-    if not own_data:
+    Raises:
+        InputError: The samples are no longer there, or may not be read.
+    """
+    run, training_set = inspected.runs[0], inspected.training_set
+    recipe = make_recipe(run.recipe).replaced("data", download=False)
+    if recipe.data.own and not own_data:
         raise InputError(
-            f"expected --own-data to show samples of {data.name!r}, which runs its code, got none"
+            f"expected --own-data to show samples of {recipe.data.name!r}, which runs its code, "
+            f"got none"
         )
-    train, test, plain = load_own(data.name, needs_plain=False)
-    keys = checked_keys(train, data.name)
-    if keys is not None and samples.training_set.keys is not None:
-        places = _places(keys, samples, data.name)
-        return lambda sample: _UNREADABLE if (at := places[sample]) is None else plain[at]
-    if len(plain) <= number.max():
+    whole, test = open_sources(recipe)
+    keys, number = whole.keys(), training_set.index
+    if keys is not None and training_set.keys is not None:
+        places = _places(keys, training_set, whole.place)
+        return lambda sample: UNREADABLE if (at := places[sample]) is None else whole.show(at)
+    if len(whole) <= number.max():
         raise InputError(
-            f"expected at least {number.max() + 1} training samples from {data.name}, got "
-            f"{len(plain)}"
+            f"expected at least {number.max() + 1} training samples from {whole.place}, got "
+            f"{len(whole)}"
         )
-    begun = samples.run.run.summary.data_sha256
-    if begun not in (None, samples_digest(data, train, test, plain)):
+    if run.summary.data_sha256 not in (None, data_fingerprint(whole, test)):
+        if not recipe.data.own:
+            raise InputError("the data or their labels have changed since the training")
         _LOGGER.warning(
             "%s returns other data than in the run, so the page may not show the samples that were "
             "trained: give its training set an attribute keys, to find them",
-            data.name,
+            whole.place,
         )
-    return lambda sample: plain[int(number[sample])]
+    return lambda sample: whole.show(int(number[sample]))
 
 
-def _places(keys: Sequence[str], samples: KnownSamples, source: str) -> list[int | None]:
+def _places(keys: Sequence[str], training_set: TrainingSet, source: str) -> list[int | None]:
     """Return where each sample of a run is now, which its key says: others may have been added."""
     places = {key: place for place, key in enumerate(keys)}
-    trained = map(samples.training_set.key, range(len(samples)))
+    trained = map(training_set.key, range(len(training_set.index)))
     found = [None if key is None else places.get(key) for key in trained]
     gone = found.count(None)
-    if gone == len(samples):
+    if gone == len(found):
         raise InputError(
             f"expected in {source} the samples with which the run was trained, got others"
         )
     if gone:
         _LOGGER.warning(
             "%s: %d of the %d samples of the run no longer exist, and are not shown",
-            *(source, gone, len(samples)),
+            *(source, gone, len(found)),
         )
     return found
-
-
-def _file(index: ImageIndex, image: int | None) -> Image.Image | str:
-    """Return an image file, or a text if it cannot be read: a page needs most of its samples."""
-    if image is None:
-        return _UNREADABLE
-    try:
-        opened = Image.open(io.BytesIO(index.read(image)))
-        opened.load()
-    except MemoryError:
-        raise
-    except Exception:  # Each decoder has errors of its own for damaged files.
-        return _UNREADABLE
-    return opened

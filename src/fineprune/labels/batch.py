@@ -43,37 +43,27 @@ def as_local(name: str, values: Tensor) -> Tensor:
     return local
 
 
-def for_buffer(values: Tensor) -> tuple[Tensor, int | None]:
-    """Return a tensor of a batch for a buffer, and the version that tells of later changes of it.
+def copy_of(values: Tensor) -> Tensor:
+    """Return a copy of a tensor of a batch, which no later change of the batch reaches."""
+    check_copied(values)
+    return values.clone()
 
-    It may wait there until it is copied together with others. It is copied at once, and has no
-    version, on other devices than a CPU, where the next step may write into the same memory; if it
-    is of the inference mode, which has no versions; if its memory is not torch's, such as that of
-    an array; and if it is a part of a larger tensor, all of which it would keep alive.
-    """
+
+def check_copied(values: Tensor) -> None:
+    """Raise InputError if a tensor of a batch has no memory that can be copied."""
     if values.layout != torch.strided:
         raise InputError(
             f"expected a dense tensor in each batch, got one with the layout {values.layout}: give "
             f"record values.to_dense()"
         )
     try:
-        memory = values.untyped_storage()
-        whole = memory.nbytes() <= values.nbytes and memory.resizable()
+        values.untyped_storage()
     except NotImplementedError as error:
         raise InputError(
             f"expected a batch outside the transforms of torch.func, got a tensor without memory "
             f"({first_line(error)}): return it from the function, for example by "
             f"torch.func.grad(..., has_aux=True), and record it afterwards"
         ) from None
-    if values.is_cpu and whole and not values.is_inference():
-        return values, values._version
-    return values.clone(), None
-
-
-def copy_of(values: Tensor) -> Tensor:
-    """Return a copy of a tensor of a batch, which no later change of the batch reaches."""
-    values, version = for_buffer(values)
-    return values if version is None else values.clone()
 
 
 def check_not_recomputed() -> None:

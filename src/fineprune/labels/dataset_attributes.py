@@ -90,7 +90,7 @@ def own_names(dataset: Any) -> dict[int, str]:
 
 
 def unambiguous(classes: Sequence[str]) -> list[str]:
-    """Return names that a table of labels can be read with, with a warning if some are changed.
+    """Return names by which a table of labels can be read.
 
     A class whose name another one has, or that is named like the word ``drop``, which leaves a
     sample out, is named by its number. If this is the name of another class, all are named so.
@@ -100,16 +100,7 @@ def unambiguous(classes: Sequence[str]) -> list[str]:
         str(number) if times[name] > 1 or name == "drop" else name
         for number, name in enumerate(classes)
     ]
-    if len(set(clear)) < len(clear):
-        clear = [str(number) for number in range(len(classes))]
-    changed = [name for name in times if name not in clear]
-    if changed:
-        warn_user(
-            f"classes with the names {', '.join(changed[:3])} are named by their numbers, because "
-            f"a table of labels needs one name for each class, other than 'drop'",
-            UserWarning,
-        )
-    return clear
+    return clear if len(set(clear)) == len(clear) else [str(i) for i in range(len(classes))]
 
 
 def as_keys(keys: Any) -> list[str]:
@@ -287,3 +278,24 @@ def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
         return None
     whole_numbers = labels.dtype.kind in "iu" and labels.shape == (len(dataset),)
     return labels.astype(np.int64) if whole_numbers and same else None
+
+
+def completed_labels(
+    recorded: npt.NDArray[np.int64], num_classes: int, dataset: Any
+) -> npt.NDArray[np.int64]:
+    """Return the label of each sample, also of those not recorded if the data set gives them.
+
+    Those that it does not give stay -1, which leaves them out of a table, with a warning.
+    """
+    missing = recorded < 0
+    own = labels_of(dataset) if missing.any() else None
+    if own is not None and np.array_equal(own[~missing], recorded[~missing]):
+        recorded = np.where(missing & (own >= 0) & (own < num_classes), own, recorded)
+    unknown = int(np.count_nonzero(recorded < 0))
+    if unknown:
+        warn_user(
+            f"the label of {unknown} of {len(recorded)} samples was never recorded with a finite "
+            f"loss, so the table of the page leaves them out: record each sample once, or add "
+            f"their labels to the table"
+        )
+    return recorded

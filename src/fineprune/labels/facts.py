@@ -20,8 +20,8 @@ def facts_of(ranking: Ranking, classes: Sequence[str]) -> list[str]:
     sizes = ranking.labels[known].bincount(minlength=len(classes))
     answered = float(ranking.answered.nan_to_num().mul(sizes).sum()) / samples
     sentences = [
-        f"{suspects:,} of {samples:,} labels ({suspects / samples:.1%}) contradict what the "
-        f"network learned.",
+        f"{suspects:,} of {samples:,} labels ({suspects / samples:.1%}) are suspected: they "
+        f"contradict what the network learned.",
         f"It predicts the given label for {answered:.0%} of the samples, over {ranking.visits:.0f} "
         f"visits each: the more of both, the more of the suspects have a wrong label, until a "
         f"network memorises wrong labels, and some are missed.",

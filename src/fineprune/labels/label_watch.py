@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,28 +24,23 @@ from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.dataset_attributes import (
     as_keys,
     classes_of,
+    completed_labels,
     keys_of,
     same_random_numbers,
     unambiguous,
 )
+from fineprune.labels.dataset_items import DatasetItems
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.facts import facts_of
 from fineprune.labels.process_group import exchange_device, rank_and_size
 from fineprune.labels.ranking import Ranking, rank
-from fineprune.labels.review_page import Review
+from fineprune.labels.review_page import Samples, review_document, review_section, write_page
 from fineprune.labels.untraced import Untraced
-from fineprune.labels.watch_page import all_labels, cards_of, write_review
 
 STATE_VERSION = 2
 
-# The least and the largest number of suspects on a page, if the user names none.
-FEWEST_REVIEWED, MOST_REVIEWED = 20, 500
-
-# The bytes that ranking takes at most for each pair of classes, and the sum from which on it warns.
-_PER_PAIR, _MUCH = 12, 32 * 10**9
-
 # The names of the classes, in their order or by their numbers.
-Names = Sequence[str] | Mapping[int, str]
+Names = Sequence[Any] | Mapping[Any, str]
 
 
 class LabelWatch(Untraced):
@@ -82,9 +78,6 @@ class LabelWatch(Untraced):
         process_group: The ``torch.distributed`` group whose ranks share the samples. By default,
             ``torch.distributed.group.WORLD``.
 
-    Warns:
-        UserWarning: With so many classes, ranking takes more than 32 GB.
-
     Raises:
         InputError: ``num_samples`` is below 1 or ``num_classes`` below 2.
     """
@@ -94,13 +87,6 @@ class LabelWatch(Untraced):
     def __init__(self, num_samples: int, num_classes: int, *, process_group: Any = None) -> None:
         check_whole_number("num_samples", num_samples, 1)
         check_whole_number("num_classes", num_classes, 2)
-        needed = _PER_PAIR * num_classes**2
-        if needed > _MUCH:
-            warn_user(
-                f"ranking the labels of {num_classes:,} classes takes up to {needed / 1e9:,.0f} GB "
-                f"on the device of the logits: give LabelWatch only the classes that labels use",
-                UserWarning,
-            )
         super().__init__()
         self._evidence = Evidence(
             num_samples, num_classes, None if num_classes <= KEEP_ALL else STRONGEST
@@ -125,9 +111,8 @@ class LabelWatch(Untraced):
         """Record a batch of the training.
 
         Everything is copied, so the batch may be changed afterwards. Only the first call waits for
-        the device, to check its batch.
-        Errors in later batches are raised some batches later or, on a GPU, when the evidence is
-        used. Records whose loss is NaN or infinite are left out.
+        the device, to check its batch. Errors in later batches are raised some batches later or, on
+        a GPU, when the evidence is used. Records whose loss is NaN or infinite are left out.
 
         Args:
             index: The indices of the samples; integers, shape (B,).
@@ -327,8 +312,8 @@ class LabelWatch(Untraced):
             show: A function that turns ``dataset[index]`` into an image (a Pillow image, a tensor
                 or an array) or a text. By default, the first part of the item is shown if it is one
                 of these.
-            most: The largest number of suspects. By default, the estimated number of wrong labels,
-                at least 20 and at most 500.
+            most: How many samples to list, the most suspicious first. By default, all suspects, at
+                most 500.
 
         Raises:
             InputError: As for ``suspects``; there are fewer or more names than classes; the number
@@ -337,65 +322,75 @@ class LabelWatch(Untraced):
         """
         if most is not None:
             most = check_whole_number("most", most, 0)
-        ranking = self.ranking()
-        if most is None:
-            most = min(max(ranking.num_suspects, FEWEST_REVIEWED), MOST_REVIEWED)
+        recorded = self.labels().numpy()
         if names is None:
             names = classes_of(dataset, self.num_classes)
+        classes = unambiguous(self._class_names(names))
         if keys is not None:
             keys = as_keys(keys)
         else:
             found = keys_of(dataset)  # The attribute may be of another kind, such as of columns.
             own = found is not None and len(found) == len(set(found)) == self.num_samples
             keys = found if own else None
-        classes = unambiguous(self._class_names(names))
-        recorded = self.labels().numpy()
-        most = min(most, int((recorded >= 0).sum()))
-        ranked = [part[:most].tolist() for part in ranking.suspects()]
+        for what, given in (("data set", dataset), ("list of keys", keys)):
+            number = len(given) if hasattr(given, "__len__") else "unknown"
+            if given is not None and number != self.num_samples:
+                raise InputError(
+                    f"expected a {what} of {self.num_samples} samples, got one of {number}: give "
+                    f"that of the samples whose indices were recorded"
+                )
+        labels = completed_labels(recorded, self.num_classes, dataset)
+        index = np.arange(self.num_samples)
+        items = None if dataset is None else DatasetItems(dataset, recorded, show)
+        section = self.review(Samples(classes, labels, keys, index, items), most)
+        if items is not None:
+            items.warn()
+        write_page(Path(path), review_document(section))
+
+    def review(self, samples: Samples, most: int | None = None, notes: Sequence[str] = ()) -> str:
+        """Return the section of a page that lists the suspects, as HTML.
+
+        Args:
+            samples: What the page knows of the samples besides the evidence.
+            most: The largest number of samples to list; None for all suspects up to 500.
+            notes: Further sentences above the cards.
+
+        Raises:
+            InputError: As for ``suspects``.
+        """
         with same_random_numbers():  # A page may be written in the middle of a training.
-            cards = cards_of(self._evidence, ranked, dataset, keys, show)
-        labels = all_labels(recorded, self.num_classes, dataset)
-        said = facts_of(ranking, classes)
-        write_review(Review(cards, classes, labels, keys, said), path)
+            return review_section(self._evidence, self.ranking(), samples, most, notes)
 
     def _class_names(self, names: Names | None) -> list[str]:
         if names is None:
-            return [str(number) for number in range(self.num_classes)]
-        if isinstance(names, Mapping):  # such as id2label of Hugging Face, also as read from JSON
-            by_number = {str(key): name for key, name in names.items()}
-            missing = [label for label in range(self.num_classes) if str(label) not in by_number]
-            if missing:
-                raise InputError(
-                    f"expected a dict of class names by class number, 0 to {self.num_classes - 1}, "
-                    f"got one without {missing[0]}, beginning with {dict(list(names.items())[:1])}"
-                )
-            known = [by_number.pop(str(label)) for label in range(self.num_classes)]
-            names = [*known, *by_number.values()]
+            names = range(self.num_classes)
         if isinstance(names, str | set | frozenset):  # The keys of a dict have an order.
             raise InputError(
                 f"expected the names of the classes as a list in class order, got a "
                 f"{type(names).__name__}"
             )
-        named = [str(name) for name in names]
-        if len(named) != self.num_classes:
+        # A dict is such as id2label of Hugging Face, also as read from JSON.
+        pairs = names.items() if isinstance(names, Mapping) else enumerate(names)
+        named = {str(number): str(name) for number, name in pairs}
+        numbers = [str(number) for number in range(self.num_classes)]
+        if set(named) != set(numbers):
             raise InputError(
-                f"expected the names of {self.num_classes} classes, got {len(named)}: name every "
-                f"class once, or leave names out"
+                f"expected the names of {self.num_classes} classes, numbered from 0, got "
+                f"{len(named)}, the first for class {next(iter(named), 'none')}: name every class "
+                f"once, or leave names out"
             )
-        return named
+        return [named[number] for number in numbers]
 
     def to_cleanlab(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return the arguments ``labels`` and ``pred_probs`` of cleanlab's functions.
 
-        The probabilities are **in-sample**: the network was trained on the labels that they are
-        compared with. cleanlab's documentation asks for out-of-sample probabilities, which take
-        several trainings. The ones returned here are means over the training, during most of which
-        wrong labels have not been learned yet. docs/results/labels.md compares the two.
+        The probabilities are **in-sample**, means over the training, during most of which wrong
+        labels have not been learned yet; cleanlab's documentation asks for out-of-sample ones,
+        which take several trainings. docs/results/labels.md compares the two.
 
         Returns:
-            The labels, int64, shape (N,), and the mean softmax of each sample,
-            float32, shape (N, C), whose rows sum to one. Computing them takes about 10 bytes per
-            class and sample: 10 kB per sample with 1,000 classes.
+            The labels, int64, shape (N,), and the mean softmax of each sample, float32, shape
+            (N, C), whose rows sum to one. This takes about 10 bytes per class and sample.
 
         Raises:
             InputError: As for ``suspects``, or a sample was never recorded.

@@ -1,12 +1,12 @@
 """The place of this process among the ranks that share the samples, and where ranks exchange."""
 
-import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from fineprune.errors import InputError
+from fineprune.launcher import world_size
 
 
 def rank_and_size(group: Any, before: str) -> tuple[int, int]:
@@ -17,13 +17,13 @@ def rank_and_size(group: Any, before: str) -> tuple[int, int]:
         before: What a group must be initialised before, for the error.
     """
     active = dist.is_available() and dist.is_initialized()
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched > 1 and not active:
-        raise RuntimeError(
-            f"expected an initialised process group, since WORLD_SIZE is {launched}: "
-            f"call torch.distributed.init_process_group() before {before}"
-        )
     if not active:
+        size = world_size()
+        if size > 1:
+            raise RuntimeError(
+                f"expected an initialised process group, since WORLD_SIZE is {size}: "
+                f"call torch.distributed.init_process_group() before {before}"
+            )
         return 0, 1
     rank = dist.get_rank(group)
     if rank < 0:

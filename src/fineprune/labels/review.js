@@ -43,7 +43,7 @@
       (shown.length < cards.length ? `; ${shown.length} shown` : "");
   };
 
-  const go = (card) => {
+  const go = (card, quiet) => {
     if (current) {
       current.classList.remove("current");
       current.removeAttribute("aria-current");
@@ -52,6 +52,8 @@
     if (!current) return;
     current.classList.add("current");
     current.setAttribute("aria-current", "true");
+    if (quiet) return;
+    current.focus({ preventScroll: true }); // A screen reader reads the card.
     current.scrollIntoView({ block: "nearest" });
   };
   const move = (step, open) => {
@@ -89,18 +91,17 @@
   };
 
   const filter = (stay) => {
-    const [label, suggestion, agreement, state] =
-      ["label", "suggestion", "agreement", "state"].map((name) => find(name).value);
+    const [label, suggestion, state] =
+      ["label", "suggestion", "state"].map((name) => find(name).value);
     for (const card of cards) {
       const reviewed = done.has(indexOf(card));
       card.hidden =
         (label !== "" && card.dataset.label !== label) ||
         (suggestion !== "" && card.dataset.suggestion !== suggestion) ||
-        Number(card.dataset.agreement) < Number(agreement) ||
         (state === "open" && reviewed && card !== current) ||
         (state === "done" && !reviewed);
     }
-    if (!stay || (current && current.hidden)) go(cards.find((card) => !card.hidden));
+    if (!stay || (current && current.hidden)) go(cards.find((card) => !card.hidden), true);
     count();
   };
 
@@ -130,6 +131,7 @@
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("select, input")) return;
+    if (root.closest("details:not([open])")) return; // Nobody sees what would be decided.
     const action = actions[event.key];
     if (!action) return;
     event.preventDefault();
@@ -149,10 +151,11 @@
   };
   options("label");
   options("suggestion");
-  for (const name of ["label", "suggestion", "agreement", "state"])
+  for (const name of ["label", "suggestion", "state"])
     find(name).addEventListener("change", () => filter(false));
   load();
   cards.forEach(paint);
+  find("download").hidden = data.table === null; // The labels of some samples are not known.
   root.querySelector(".bar").hidden = false;
   filter(false);
 })();

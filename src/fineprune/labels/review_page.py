@@ -1,186 +1,211 @@
-"""The page on which a person reviews suspected labels: one file that loads nothing from elsewhere.
+"""The page on which a person reviews suspected labels: one HTML file that loads nothing.
 
 It can be read without JavaScript. With it, the keyboard decides on each sample, and the page writes
-the table that ``[data] labels`` of a recipe reads.
+the table that ``[data] labels`` of a recipe reads. ``LabelWatch.page``, ``fineprune inspect`` and
+the report on a comparison show suspects by it. It needs no template engine, as the library depends
+on torch and NumPy alone.
 """
 
 import base64
 import gzip
 import hashlib
-import html
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-# Nothing but what is in the file may be loaded or run.
-POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "base-uri 'none'; form-action 'none'"
-)
+from fineprune.errors import InputError
+from fineprune.labels.evidence import Evidence
+from fineprune.labels.facts import facts_of
+from fineprune.labels.ranking import Ranking
+from fineprune.labels.sample_view import view_of
+from fineprune.writing import make_folder, replacing
 
-# The size of the curves of ``Card.line``, in their own units.
-LINE_WIDTH, LINE_HEIGHT = 152, 20
+# Returns what ``view_of`` can show of a watched sample, 0..N - 1.
+Show = Callable[[int], Any]
 
+# A page lists at most so many suspects, unless its caller names a number.
+MOST = 500
 
-@dataclass(frozen=True)
-class Card:
-    """A sample whose label is to be reviewed. None stands for what is not known.
-
-    Attributes:
-        index: Its index in the whole training set.
-        key: What names it there, such as a path.
-        label, suggestion: The numbers of the classes. The suggestion is -1 if there is none.
-        agreement: How strongly the training agrees with the suggestion, 0 to 1.
-        score: How suspicious it is.
-        picture: A picture of it, as a data URI.
-        text: A text that shows it.
-        line: The path of its loss over the epochs, inside ``LINE_WIDTH`` times ``LINE_HEIGHT``.
-        notes: Further lines on it.
-    """
-
-    index: int
-    key: str | None
-    label: int
-    suggestion: int
-    agreement: float
-    score: float
-    picture: str | None = None
-    text: str | None = None
-    line: str = ""
-    notes: tuple[str, ...] = ()
+# The size of all pictures and texts of a page, in bytes. The last one may go beyond it.
+_MOST_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Review:
-    """What a page lets a person review.
+class Samples:
+    """What a page knows of the samples of a watch besides the evidence.
 
     Attributes:
-        cards: The suspects, the most suspicious first.
-        classes: The name of each class; a class without a name is shown by its number.
+        classes: The name of each class.
         labels: The label of each sample of the whole training set, -1 for one that is left out;
-            int64, shape (M,).
+            int64, shape (M,). None if some are not known, so that no table can be written.
         keys: What names each of these samples; None if they have only their indices.
-        notes: Paragraphs above the cards.
+        index: The index of each watched sample in the whole training set; int64, shape (N,).
+        show: Shows the samples; None to show none.
     """
 
-    cards: Sequence[Card]
     classes: Sequence[str]
-    labels: npt.NDArray[np.int64]
-    keys: Sequence[str] | None = None
-    notes: Sequence[str] = ()
+    labels: npt.NDArray[np.int64] | None
+    keys: Sequence[str] | None
+    index: npt.NDArray[np.int64]
+    show: Show | None = None
 
 
-def review_document(review: Review) -> str:
-    """Return the whole page as HTML."""
+def review_document(section: str, title: str = "Labels to review") -> str:
+    """Return a whole page with a section from ``review_section``, as HTML."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">
-<title>Labels to review</title>
+<meta http-equiv="Content-Security-Policy" content="{escape(policy())}">
+<title>{escape(title)}</title>
 <style>
-{_resource("page.css")}</style>
+{resource("page.css")}</style>
 </head>
 <body>
 <main>
-<h1>Labels to review</h1>
-{review_section(review)}
+<h1>{escape(title)}</h1>
+{section}
 </main>
 </body>
 </html>
 """
 
 
-def review_section(review: Review) -> str:
-    """Return the part of a page that does the reviewing, with its style and its script."""
-    notes = "\n".join(f"<p>{html.escape(note)}</p>" for note in review.notes)
-    cards = "\n".join(_card(card, review.classes) for card in review.cards)
-    return f"""<section id="review" class="review">
+def write_page(path: Path, page: str) -> None:
+    """Write a page with its folder. An existing file is replaced, and is never half written."""
+    try:
+        make_folder(path.parent)
+        with replacing(path) as file:
+            # Keys may be paths with bytes that are no UTF-8.
+            file.write(page.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        raise InputError(f"expected a file to write the page to, {error}") from error
+
+
+def policy() -> str:
+    """Return the policy of a page: nothing is loaded, and no script runs but that of the review."""
+    digest = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
+    return (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def review_section(
+    evidence: Evidence,
+    ranking: Ranking,
+    samples: Samples,
+    most: int | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """Return the part of a page that does the reviewing, with its style and its script, as HTML.
+
+    Args:
+        evidence: The evidence, which has been flushed.
+        ranking: Its ranking.
+        samples: What else is known of the samples.
+        most: The largest number of samples to list; None for all suspects up to 500.
+        notes: Further sentences above the cards.
+    """
+    recorded = int((ranking.labels >= 0).sum())
+    number = min(ranking.num_suspects, MOST) if most is None else min(most, recorded)
+    cards, complete = _cards(evidence, ranking, samples, number)
+    notes = [*facts_of(ranking, samples.classes), *notes]
+    if number != ranking.num_suspects:
+        notes.append(f"The {number:,} most suspicious samples are listed.")
+    if not complete:
+        notes.append("To keep this page small, the last samples are shown without pictures.")
+    paragraphs = "\n".join(f"<p>{escape(part)}</p>" for part in (" ".join(notes), _EXPLANATION))
+    items = "\n".join(cards)
+    return f"""<section id="review" class="review" aria-label="suspected labels">
 <style>
-{_resource("review.css")}</style>
-{notes}
+{resource("review.css")}</style>
+{paragraphs}
 <noscript><p>With JavaScript, this page also writes a table of corrected labels.</p></noscript>
-{_BAR}
+{resource("review_bar.html")}
 <ol class="suspects">
-{cards}
+{items}
 </ol>
-<script type="application/json" id="review-data">{_data(review)}</script>
-<script>
-{_resource("review.js")}</script>
+<script type="application/json" id="review-data">{_data(samples)}</script>
+<script>{_script()}</script>
 </section>"""
 
 
-def _card(card: Card, classes: Sequence[str]) -> str:
-    parts = [
-        f'<li class="card" data-index="{card.index}" data-label="{card.label}" '
-        f'data-suggestion="{card.suggestion}" data-agreement="{card.agreement:.3f}">'
-    ]
-    if card.picture is not None:
-        parts.append(f'<img src="{html.escape(card.picture)}" alt="" width="96" height="96">')
-    if card.text is not None:
-        parts.append(f'<p class="text">{html.escape(card.text)}</p>')
-    suggested = ""
-    if card.suggestion >= 0:
-        name = html.escape(_name(card.suggestion, classes))
-        suggested = f" → <b>{name}</b> <small>{100 * card.agreement:.0f}&nbsp;%</small>"
-    parts.append(f"<p>{html.escape(_name(card.label, classes))}{suggested}</p>")
-    where = f"{card.index}" if card.key is None else f"{card.key} ({card.index})"
-    lines = [where, f"score {card.score:.2f}", *card.notes]
-    parts += [f"<p><small>{html.escape(line)}</small></p>" for line in lines]
-    if card.line:
-        box = f"-2 -2 {LINE_WIDTH + 4} {LINE_HEIGHT + 4}"
-        parts.append(
-            f'<svg viewBox="{box}" preserveAspectRatio="xMinYMid" role="img" '
-            f'aria-label="loss over the epochs">'
-            f'<path d="{html.escape(card.line)}"/></svg>'
+_EXPLANATION = (
+    "A suspect is not always wrong: a sample can also be rare or difficult. The percentage is the "
+    "confidence that the suggestion, rather than the label, is right: 1 / (1 + exp(-score))."
+)
+
+
+def _cards(
+    evidence: Evidence, ranking: Ranking, samples: Samples, number: int
+) -> tuple[list[str], bool]:
+    """Return the cards of the most suspicious samples, and whether each shows its sample."""
+    order, scores, suggestions = (part[:number] for part in ranking.suspects())
+    index = order.to(evidence.labels.device)
+    labels = evidence.labels[index].long()
+    shares = evidence.shares.read(index, labels).cpu()
+    visits = evidence.visits[index].cpu()
+    loss = (evidence.loss[index].cpu() / visits.clamp(min=1)).tolist()
+    own = shares.gather(1, labels.cpu()[:, None])[:, 0].tolist()
+    confidences = torch.sigmoid(scores).tolist()
+    left, cards, complete = _MOST_BYTES, [], True
+    for place, (sample, label, suggestion) in enumerate(
+        zip(order.tolist(), labels.tolist(), suggestions.tolist(), strict=True)
+    ):
+        picture, text = None, None
+        if samples.show is not None and left > 0:
+            picture, text = view_of(samples.show(sample))
+            left -= len(picture or text or "")
+        elif samples.show is not None:
+            complete = False
+        where = int(samples.index[sample])
+        key = str(where) if samples.keys is None else f"{samples.keys[where]} ({where})"
+        picture = "" if picture is None else f'<img src="{picture}" alt="sample {where}">'
+        text = "" if text is None else f'<p class="text">{escape(text)}</p>'
+        cards.append(
+            f'<li class="card" tabindex="-1" data-index="{where}" data-label="{label}" '
+            f'data-suggestion="{suggestion}">{picture}{text}'
+            f"<p>{escape(samples.classes[label])} → <b>{escape(samples.classes[suggestion])}</b> "
+            f"<small>{100 * confidences[place]:.0f}&nbsp;%</small></p>"
+            f"<p><small>{escape(key)}</small></p>"
+            f"<p><small>score {scores[place]:.2f}, probability of the label {own[place]:.2f}, "
+            f"loss {loss[place]:.2f}, {int(visits[place])} visits</small></p>"
+            f'<p class="state"></p></li>'
         )
-    parts.append('<p class="state"></p></li>')
-    return "".join(parts)
+    return cards, complete
 
 
-def _name(label: int, classes: Sequence[str]) -> str:
-    return classes[label] if 0 <= label < len(classes) else str(label)
-
-
-def _data(review: Review) -> str:
+def _data(samples: Samples) -> str:
     """Return what the script needs, as JSON that can stand in HTML."""
-    keys = None if review.keys is None else [str(key) for key in review.keys]
-    table = json.dumps({"keys": keys, "labels": review.labels.tolist()}).encode()
+    known = samples.labels is not None
+    keys = None if samples.keys is None else [str(key) for key in samples.keys]
+    labels = None if samples.labels is None else samples.labels.tolist()
+    table = json.dumps({"keys": keys, "labels": labels}).encode()
     data = {
         # The same samples and labels give the same name, under which the browser keeps decisions,
         # also if other suspects are shown.
         "digest": hashlib.sha256(table).hexdigest()[:16],
-        "classes": list(review.classes),
-        "table": base64.b64encode(gzip.compress(table, mtime=0)).decode(),
+        "classes": list(samples.classes),
+        "table": base64.b64encode(gzip.compress(table, mtime=0)).decode() if known else None,
     }
     return json.dumps(data).replace("<", "\\u003c")
 
 
-def _resource(name: str) -> str:
+def _script() -> str:
+    return f"\n{resource('review.js')}"
+
+
+def resource(name: str) -> str:
+    """Return the text of a file of this package."""
     return files("fineprune.labels").joinpath(name).read_text(encoding="utf-8")
-
-
-_BAR = """<div class="bar" hidden>
-<button data-key="a"><kbd>a</kbd>ccept</button>
-<button data-key="k"><kbd>k</kbd>eep</button>
-<button data-key="d"><kbd>d</kbd>rop</button>
-<button data-key="u"><kbd>u</kbd>ndo</button>
-<button data-key="n"><kbd>n</kbd>ext</button>
-<button data-key="p"><kbd>p</kbd>revious</button>
-<select data-part="label" aria-label="label"><option value="">any label</option></select>
-<select data-part="suggestion" aria-label="suggestion">
-<option value="">any suggestion</option></select>
-<select data-part="agreement" aria-label="agreement">
-<option value="0">any agreement</option><option value="0.5">50 % or more</option>
-<option value="0.7">70 % or more</option><option value="0.9">90 % or more</option></select>
-<select data-part="state" aria-label="state"><option value="">all</option>
-<option value="open">not reviewed</option><option value="done">reviewed</option></select>
-<button data-part="download">download labels.csv</button>
-<span data-part="count" role="status"></span>
-</div>"""

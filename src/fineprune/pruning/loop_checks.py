@@ -13,16 +13,36 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, explaining
-from fineprune.labels.batch import NO_LABEL
+from fineprune.labels.batch import NO_LABEL, check_copied
 from fineprune.pruning.epoch import Epoch
 from fineprune.pruning.plan import fingerprint
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.step_counts import BatchShape
 
+_INTEGERS = {
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+}
+
 
 def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
     """Raise InputError unless these are B integer indices and B floating-point losses."""
+    if (
+        isinstance(losses, torch.Tensor)
+        and losses.ndim == 1
+        and index.shape == losses.shape
+        and index.dtype in _INTEGERS
+        and losses.is_floating_point()
+        and len(losses)
+    ):
+        return
     if not isinstance(losses, torch.Tensor):
         raise InputError(
             f"expected losses as a torch.Tensor, got {type(losses).__name__}: give one loss per "
@@ -38,11 +58,10 @@ def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
         raise InputError("expected at least one loss in a batch, got none: leave out empty batches")
     if not losses.is_floating_point():
         raise InputError(f"expected floating-point losses, got {losses.dtype}")
-    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise InputError(
-            f"expected integer indices, got {index.dtype}: give them as int64, since a float is "
-            f"not exact for a large index"
-        )
+    raise InputError(
+        f"expected integer indices, got {index.dtype}: give them as int64, since a float is not "
+        f"exact for a large index"
+    )
 
 
 def _remedy(index: torch.Tensor, losses: torch.Tensor) -> str:
@@ -78,9 +97,11 @@ def check_first_batch(
 ) -> None:
     """Raise InputError if the first batch of an epoch shows that the loop cannot work.
 
-    The losses are one number that was expanded; ranks share the samples, but not what is learned
-    from losses; or the pruner was made before the ranks knew each other.
+    The losses have no memory that can be copied, as within torch.func; they are one number that was
+    expanded; ranks share the samples, but not what is learned from losses; or the pruner was made
+    before the ranks knew each other.
     """
+    check_copied(losses)
     if policy.learns_from_losses and len(losses) > 1 and losses.stride() == (0,):
         raise InputError(
             f"expected one loss for each of {len(losses)} samples, got one number that was "

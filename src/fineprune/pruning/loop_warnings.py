@@ -66,6 +66,7 @@ class LoopWarnings:
         nonfinite: int,
         *,
         read: bool,
+        all_read: bool,
         used: bool,
         expected: int,
     ) -> None:
@@ -76,6 +77,7 @@ class LoopWarnings:
             seen: The samples that were recorded.
             nonfinite: Number of its losses that were NaN or infinite.
             read: Whether the loop has read the sampler.
+            all_read: Whether the sampler has yielded all of it, and the batch size is known.
             used: Whether it has read the sampler or the plan.
             expected: The number of samples that this rank was to record; 0 if it is not known.
         """
@@ -88,15 +90,16 @@ class LoopWarnings:
             self._of_silence(epoch, read, used)
             return
         self._has_recorded, self._silent = True, 0
-        if seen.number < _ENOUGH * expected:
+        if seen.number < _ENOUGH * expected or (all_read and not epoch.complete):
             self._short += 1
             if self._short == _SHORT_EPOCHS:
                 self._once(
                     "short",
-                    f"epoch {epoch.number} recorded {seen.number} of {expected} samples, "
-                    f"and another one ended early, too, so fewer steps are taken than planned: "
-                    f"record every batch and every sample of it, and let a framework read "
-                    f"len(loader) in each epoch; ignore this if you end epochs early on purpose",
+                    f"epoch {epoch.number} recorded {seen.number} of {expected} samples, and "
+                    f"another one ended early, too, so fewer steps are taken than planned: record "
+                    f"every batch and every sample of it, let a framework read len(loader) in each "
+                    f"epoch, and give Pruner the loader's drop_last; ignore this if you end epochs "
+                    f"early on purpose",
                 )
         # A loader without the sampler trains skipped samples as often as all others.
         skipped = 1 - epoch.plan.number / self._num_samples

@@ -42,7 +42,7 @@ from fineprune.pruning.pruner_state import (
 )
 from fineprune.pruning.random_streams import stream
 from fineprune.pruning.rates import Rates
-from fineprune.pruning.recorder import Recorder, copied
+from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import AllGather, Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunReport, RunTotals
@@ -173,6 +173,7 @@ class Pruner(Untraced):
         self._shape = shape
         self._replicas = replicas
         self._num_ranks = max(num_replicas, replicas.size)
+        self._batch = shape.samples_per_batch or 0  # That of all ranks; 0 if it is not known.
         self._seed = seed
         self._numbering = 0
         self._labels_digest = 0 if labels is None else zlib.crc32(labels.astype(np.int64).data)
@@ -912,18 +913,18 @@ class Pruner(Untraced):
     ) -> None:
         losses = as_local("losses", losses)
         check_batch(index, losses)
-        kept, epoch = copied(losses), self._epoch
+        epoch = self._epoch
         if not epoch.recording:
             self._begin(losses)
         samples = len(losses) * self._num_ranks
-        check_room(epoch, self._shape, self._num_ranks, samples)
-        if self._read_again:
-            raise too_many(epoch, self._num_ranks > self._shape.num_replicas)
-        if index.is_cpu:
-            self._seen.check(index.numpy())
-        self._recorder.add(index, kept)
+        if samples > self._batch or epoch.done >= epoch.planned or self._read_again:
+            self._check_room(samples)
+        numbers = index.numpy() if index.is_cpu else None
+        if numbers is not None:
+            self._seen.check(numbers)
+        self._recorder.add(index, losses)
         before = epoch.done, epoch.batches
-        epoch.done += max(samples, self._shape.samples_per_batch or 0)
+        epoch.done += max(samples, self._batch)
         epoch.batches += 1
         epoch.recording = True
         if logits is not None or labels is not None:
@@ -934,9 +935,15 @@ class Pruner(Untraced):
                 epoch.done, epoch.batches = before
                 raise
             self._recorder.with_logits = True
-        if index.is_cpu:
-            self._seen.note(index.numpy())
+        if numbers is not None:
+            self._seen.note(numbers)
         self._recorder.reduce_if_many(epoch.plan, self._seen)
+
+    def _check_room(self, samples: int) -> None:
+        """Raise InputError if the current epoch takes no further batch of so many samples."""
+        check_room(self._epoch, self._shape, self._num_ranks, samples)
+        if self._read_again:
+            raise too_many(self._epoch, self._num_ranks > self._shape.num_replicas)
 
     def _begin(self, losses: torch.Tensor) -> None:
         """Check what can be checked with the first batch of an epoch."""
@@ -1027,6 +1034,7 @@ class Pruner(Untraced):
             self._seen,
             self.nonfinite,
             read=self._sampler_read,
+            all_read=counted and self._sampler_read and self.sampler.all_yielded,
             used=used,
             expected=(epoch.planned - self._start) // self._num_ranks if counted else 0,
         )

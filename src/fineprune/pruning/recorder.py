@@ -13,7 +13,6 @@ import torch
 
 from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
-from fineprune.labels.batch import copy_of
 from fineprune.pruning.dropping_count import batch_means, batch_sums
 from fineprune.pruning.plan import EpochPlan, fingerprint
 from fineprune.pruning.policies.policy import Policy
@@ -64,10 +63,11 @@ class Recorder:
         return not self._number
 
     def add(self, index: torch.Tensor, losses: torch.Tensor) -> None:
-        """Keep a batch: its indices, integers, shape (B,), and its ``copied`` losses."""
+        """Copy a batch: integers and floating-point losses, shape (B,) each."""
         self._number += 1
         if self._needed or not index.is_cpu:
-            self._batches.append((index.to(torch.int64, copy=True), losses))
+            kept = losses.detach().to(torch.float32, copy=True)
+            self._batches.append((index.to(torch.int64, copy=True), kept))
             self._waiting += len(index)
 
     def undo(self, index: torch.Tensor) -> None:
@@ -197,12 +197,6 @@ class Recorder:
         if losses is not None:
             (found,) = merged
             self._losses = np.where(np.isneginf(found), np.float32(np.nan), found)
-
-
-def copied(losses: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the losses of a batch as float32 on their device, without a gradient."""
-    losses = losses.detach()
-    return copy_of(losses) if losses.dtype == torch.float32 else losses.float()
 
 
 def _on_host(

@@ -126,6 +126,11 @@ class PruningSampler(DistributedSampler[Any]):
         """Whether an iterator went on with this epoch after it had yielded all of it."""
         return self._passes > 1
 
+    @property
+    def all_yielded(self) -> bool:
+        """Whether this rank has yielded its whole epoch."""
+        return self.state_dict()["yielded"] == self.num_samples
+
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and how many indices this rank has yielded (``StatefulDataLoader``)."""
         # Counting what is left of the chunk is faster than counting every index that is yielded.

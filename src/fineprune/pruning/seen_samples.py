@@ -36,12 +36,13 @@ class SeenSamples:
         before: npt.NDArray[np.int64],
     ) -> None:
         self._plan = plan
-        self._num_samples = num_samples
         self._strict = strict
         self._once = once
         self.number = self.unplanned = 0
-        self._left: npt.NDArray[np.bool_] | None = None
-        self._before = before
+        self._left: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
+        self._left[plan.kept.numpy()] = True
+        if once:
+            self._left[before] = False
 
     def check(self, index: npt.NDArray[np.integer]) -> None:
         """Check the indices of a batch, shape (B,), at least one.
@@ -50,40 +51,27 @@ class SeenSamples:
             InputError: One is out of range, is not in the plan (with ``strict``), or was recorded
                 before (with ``once``).
         """
-        lowest, highest = int(index.min()), int(index.max())
-        if lowest < 0 or highest >= self._num_samples:
-            raise InputError(
-                f"expected indices in 0..{self._num_samples - 1}, got {lowest}..{highest}"
-            )
-        if not self._strict:
-            return
-        allowed = self._allowed(index)
-        if not allowed.all():
+        if np.minimum.reduce(index) < 0:
+            raise self._out_of_range(index)
+        try:
+            allowed = self._left.take(index)
+        except IndexError:
+            raise self._out_of_range(index) from None
+        if self._strict and np.count_nonzero(allowed) < len(index):
             raise InputError(self._refusal(int(index[~allowed][0])))
 
     def note(self, index: npt.NDArray[np.integer]) -> None:
         """Note that a batch was recorded, whose indices were checked."""
         self.number += len(index)
         if self._once:
-            assert self._left is not None
             self._left[index] = False
         elif not self._strict:
-            self.unplanned += int(np.count_nonzero(~self._allowed(index)))
+            self.unplanned += len(index) - int(np.count_nonzero(self._left.take(index)))
 
-    def _allowed(self, index: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-        if not self._once and self._plan.number == self._num_samples:
-            return np.ones(len(index), dtype=np.bool_)
-        if self._left is None:
-            self._left = self._at_first()
-        allowed: npt.NDArray[np.bool_] = self._left[index]
-        return allowed
-
-    def _at_first(self) -> npt.NDArray[np.bool_]:
-        left = np.zeros(self._num_samples, dtype=np.bool_)
-        left[self._plan.kept.numpy()] = True
-        if self._once:
-            left[self._before] = False
-        return left
+    def _out_of_range(self, index: npt.NDArray[np.integer]) -> InputError:
+        return InputError(
+            f"expected indices in 0..{len(self._left) - 1}, got {index.min()}..{index.max()}"
+        )
 
     def _refusal(self, sample: int) -> str:
         epoch = self._plan.epoch

@@ -8,7 +8,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fineprune.writing import make_folder, write_atomically
+from fineprune.labels.review_page import policy
+from fineprune.labels.review_page import write_page as write_file
 
 # A space between a number and its unit, or before the half width of an interval.
 _IN_QUANTITY = re.compile(
@@ -39,9 +40,7 @@ def template(name: str) -> jinja2.Template:
 
 def write_page(path: Path, name: str, **values: Any) -> None:
     """Write a page with its folder, and replace a file at ``path`` atomically."""
-    page = template(name).render(**values)
-    make_folder(path.parent)
-    write_atomically(path, page)
+    write_file(path, template(name).render(policy=policy(), **values))
 
 
 def _unbroken(value: Any) -> Any:

@@ -35,7 +35,6 @@ class Table:
         lines: The cells of each line.
         note: The explanation, in sentences; it may be empty.
         paper: The lines with a paper's results, which have the same columns.
-        main: The header of the column with the main result; None without one.
     """
 
     title: str
@@ -43,7 +42,6 @@ class Table:
     lines: Sequence[tuple[str, ...]]
     note: str = ""
     paper: Sequence[tuple[str, ...]] = ()
-    main: str | None = None
 
 
 def table_of(

@@ -11,12 +11,10 @@ from fineprune.runs.summary import Detection
 _TITLE = "Wrong labels found"
 
 _NOTE = (
-    "At the end of the training, means over the seeds in which a value is defined (the precision "
-    "is not if there are no suspects). ROC area: the probability that the policy "
-    "suspects a wrong label more than a right one; 0.5 is chance. Suspects: the number of samples "
-    "that the policy itself would skip as the most suspicious. Precision: the share of the "
-    "suspects whose label is wrong. Recall: the share of the wrong labels that are among the "
-    "suspects. R-precision: both of these, for as many suspects as there are wrong labels."
+    "At the end of the training, means over the seeds in which a value is defined. ROC area: the "
+    "probability that the arm suspects a wrong label more than a right one; 0.5 is chance. "
+    "Precision: the share of the suspects whose label is wrong. Recall: the share of the wrong "
+    "labels that are suspects. R-precision: both, for as many suspects as there are wrong labels."
 )
 
 
@@ -52,7 +50,6 @@ def found_table(rows: Sequence[FoundRow]) -> Table:
             ("seeds", lambda row: str(row["seeds"])),
             ("wrong labels, %", lambda row: percent(row["wrong_share"], 1)),
             ("ROC area", lambda row: decimal(row["roc_area"], 3)),
-            ("average precision", lambda row: decimal(row["average_precision"], 3)),
             ("suspects", lambda row: whole(row["suspects"])),
             ("precision, %", lambda row: percent(row["precision"], 1)),
             ("recall, %", lambda row: percent(row["recall"], 1)),

@@ -5,18 +5,19 @@ the new one. The metrics are appended, one line per epoch, and each line is on d
 that depends on it is written.
 """
 
-import json
-import math
-import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError, explaining
-from fineprune.writing import cannot_write, replacing, write_atomically
+from fineprune.runs.lock import check_locked
+from fineprune.writing import cannot_write, flush, replacing, write_atomically
+
+_Record = TypeVar("_Record")
 
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
@@ -29,24 +30,59 @@ SCALING = "scale.json"
 DURATION = "duration.json"
 HISTORY = "history"
 
+# What msgspec says of an object that lacks a key.
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
 _EPOCH_FILE = re.compile(r"epoch-([0-9]{4,9})\.npy")
 
+# The lists of the image files that a run trains and evaluates on.
+IMAGES = ("train-images.npz", "test-images.npz")
+
 # The files of runs, comparisons and scaling experiments.
-RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, COMPARISON, RATES, SCALING, DURATION)
+RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, *IMAGES, COMPARISON, RATES, SCALING, DURATION)
 
 # The page about the runs in a folder, which can be written again.
 REPORT = "report.html"
 
 
+def json_text(content: Any) -> str:
+    """Return JSON in one line. Dataclasses become objects, and non-finite numbers null."""
+    return msgspec.json.format(msgspec.json.encode(content, enc_hook=_plain).decode(), indent=0)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy, or a text such as torch's version, as one of Python."""
+    return str(value) if isinstance(value, str) else value.item()
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON, and replace a file at ``path`` atomically. Non-finite numbers become null."""
-    write_atomically(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
+    """Write JSON as ``json_text``, with line breaks, and replace a file at ``path`` atomically."""
+    check_locked(path.parent)
+    write_atomically(path, msgspec.json.format(json_text(content)) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON."""
+def read_json(path: Path, kind: type[_Record]) -> _Record:
+    """Read JSON as a dataclass or another type, strictly."""
     with explaining(f"expected JSON in {path}, cannot read it"):
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_text(encoding="utf-8")
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.ValidationError as error:
+            raise _damaged(str(path), error) from None
+
+
+def record(content: Any, kind: type[_Record], place: str) -> _Record:
+    """Return content that was read from a place as a dataclass or another type, strictly."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise _damaged(place, error) from None
+
+
+def _damaged(place: str, error: msgspec.ValidationError) -> InputError:
+    if missing := _MISSING.match(str(error)):
+        return InputError(f"expected {missing[1]} in {place}, got none: restore the file")
+    return InputError(f"expected {place} as fineprune wrote it, got: {error}: restore the file")
 
 
 def read_array(path: Path, what: str) -> npt.NDArray[Any]:
@@ -95,12 +131,12 @@ def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
 
     Non-finite numbers become null.
     """
-    line = json.dumps(finite(metrics), allow_nan=False) + "\n"
+    check_locked(path.parent)
+    line = json_text(metrics) + "\n"
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+            flush(file)
     except OSError as error:
         raise cannot_write(path, error) from None
 
@@ -113,10 +149,8 @@ def read_metrics(path: Path, most: int | None = None) -> list[dict[str, Any]]:
     metrics = []
     for number, line in enumerate(whole_lines(path)[:most], start=1):
         with explaining(f"expected JSON in line {number} of {path}, cannot read it"):
-            values = json.loads(line)
-        if not isinstance(values, dict):
-            raise InputError(f"expected an object in line {number} of {path}, got {line.strip()}")
-        metrics.append(values)
+            values = msgspec.json.decode(line)
+        metrics.append(record(values, dict[str, Any], f"line {number} of {path}"))
     return metrics
 
 
@@ -127,14 +161,3 @@ def whole_lines(path: Path) -> list[str]:
     with explaining(f"expected UTF-8 in {path}, cannot read it"):
         text = path.read_text(encoding="utf-8")
     return text.splitlines(keepends=True)[: text.count("\n")]
-
-
-def finite(content: Any) -> Any:
-    """Return JSON content in which every non-finite number is replaced by None."""
-    if isinstance(content, dict):
-        return {key: finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [finite(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return None
-    return content

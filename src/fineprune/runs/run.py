@@ -2,15 +2,16 @@
 
 import contextlib
 import tomllib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError, explaining
+from fineprune.runs.comparison import read_comparison
 from fineprune.runs.files import (
     COMPARISON,
     COUNTS,
@@ -20,26 +21,27 @@ from fineprune.runs.files import (
     SUMMARY,
     epoch_files,
     read_array,
-    read_json,
     read_metrics,
+    record,
 )
 from fineprune.runs.summary import Summary, read_summary
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
-_NUMBER = (int, float)
-_IN_METRICS: dict[str, Any] = {
-    "epoch": int,
-    "lr": _NUMBER,
-    "pruned": bool,
-    "samples": int,
-    "skipped": int,
-    "steps": int,
-    "nonfinite": int,
-    "seconds": _NUMBER,
-    "bookkeeping_seconds": _NUMBER,
-}
+
+class _Epoch(TypedDict):
+    """What each line of the metrics must have; it may have more."""
+
+    epoch: int
+    lr: float
+    pruned: bool
+    samples: int
+    skipped: int
+    steps: int
+    nonfinite: int
+    seconds: float
+    bookkeeping_seconds: float
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,7 @@ def read_sections(file: Path) -> dict[str, Any]:
     """Read the sections of the recipe of a run or a comparison, unchecked."""
     with explaining(f"expected the recipe of a run in {file}, cannot read it"):
         sections = tomllib.loads(file.read_text(encoding="utf-8"))
-    for name, values in sections.items():
-        if not isinstance(values, dict):
-            raise InputError(
-                f"expected the sections of a recipe in {file}, got {name} outside of them: restore "
-                f"the file"
-            )
-    return sections
+    return record(sections, dict[str, dict[str, Any]], str(file))
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
@@ -132,20 +128,12 @@ def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]
     The folder of a comparison stands for all of its runs.
     """
     for path in paths:
-        file = path / COMPARISON
-        if not file.is_file():
+        if not (path / COMPARISON).is_file():
             yield path, "", None
             continue
-        listed = read_json(file)
-        try:
-            title, folders = str(listed["title"]), [path / run["path"] for run in listed["runs"]]
-        except (KeyError, TypeError) as error:
-            raise InputError(
-                f"expected title and runs in {file}, at least one is missing: "
-                f"run fineprune compare again"
-            ) from error
-        for folder in folders:
-            yield folder, title, path
+        listed = read_comparison(path)
+        for run in listed.runs:
+            yield path / run.path, listed.title, path
 
 
 def diverged_runs(comparison: Path) -> dict[str, str]:
@@ -153,9 +141,8 @@ def diverged_runs(comparison: Path) -> dict[str, str]:
 
     Nothing if the file of the comparison is missing or damaged.
     """
-    with contextlib.suppress(InputError, AttributeError, TypeError, ValueError):
-        noted = dict(read_json(comparison / COMPARISON).get("diverged", {}))
-        return {str(path): str(text) for path, text in noted.items()}
+    with contextlib.suppress(InputError):
+        return dict(read_comparison(comparison).diverged)
     return {}
 
 
@@ -192,14 +179,10 @@ def _instead(path: Path, *, listed: bool) -> str:
     return "found none: give the folder of a run or of a comparison"
 
 
-def check_metrics(path: Path, metrics: Iterable[Mapping[str, Any]]) -> None:
+def check_metrics(path: Path, metrics: Iterable[Any]) -> None:
     """Raise InputError unless the metrics of each epoch of the run in a folder are complete."""
     for number, line in enumerate(metrics, start=1):
-        for key, kind in _IN_METRICS.items():
-            value = line.get(key)
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                place = f"line {number} of {path / METRICS}"
-                raise InputError(f"expected {key} in {place}, got {value!r}: the file is damaged")
+        record(line, _Epoch, f"line {number} of {path / METRICS}")
 
 
 def _check_belonging(run: Run) -> None:

@@ -1,19 +1,16 @@
 """Summary: the results of a finished run, as ``summary.json`` holds them."""
 
 import dataclasses
-import types
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from fineprune.errors import InputError
-from fineprune.runs.files import read_json, write_json
+from fineprune.runs.files import read_json, record, write_json
 
-_VERSION = 1
+_VERSION = 2
 
 # The name of the digest of what a second training leaves out.
 LEFT_OUT = "suspects"
-
-_Record = TypeVar("_Record")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,6 +99,7 @@ class Summary:
             built-in data, of the names and labels of image files, and of the labels and some
             samples that a function of the user returns. What ``data.without`` leaves out is in it.
         left_out_sha256: The digest of the samples that ``data.without`` leaves; None without it.
+        code_sha256: The digest of the user's own code that the recipe names; None without such.
         suspicion: How well the policy found the wrong labels; None if these are not known.
     """
 
@@ -137,6 +135,7 @@ class Summary:
     labels_sha256: str | None
     data_sha256: str | None
     left_out_sha256: str | None
+    code_sha256: str | None
     suspicion: Detection | None
 
     @property
@@ -147,6 +146,7 @@ class Summary:
             "labels": self.labels_sha256,
             "weights": self.weights_sha256,
             LEFT_OUT: self.left_out_sha256,
+            "code": self.code_sha256,
         }
 
 
@@ -157,36 +157,16 @@ def shortened(digest: str | None) -> str | None:
 
 def read_summary(path: Path) -> Summary:
     """Read and check the summary of a run."""
-    values = read_json(path)
-    version = values.get("version") if isinstance(values, dict) else None
-    if type(version) is int and version != _VERSION:
+    values = read_json(path, dict[str, Any])
+    version = values.get("version", _VERSION)
+    if version != _VERSION:
         raise InputError(
             f"expected format {_VERSION} of {path}, got {version}: read it with the version of "
             f"fineprune that wrote it"
         )
-    return _record(Summary, values, str(path))
+    return record(values, Summary, str(path))
 
 
 def write_summary(path: Path, summary: Summary) -> None:
     """Write a summary, and replace a file at ``path`` atomically."""
-    write_json(path, dataclasses.asdict(summary))
-
-
-def _record(kind: type[_Record], values: Any, place: str) -> _Record:
-    """Make a dataclass from the JSON object at a place, whose name errors contain."""
-    if not isinstance(values, dict):
-        raise InputError(f"expected an object in {place}, got {type(values).__name__}")
-    hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], name, values.get(name), place) for name in hints})
-
-
-def _value(hint: Any, name: str, value: Any, place: str) -> Any:
-    union = get_origin(hint) in (Union, types.UnionType)
-    for option in get_args(hint) if union else (hint,):
-        if dataclasses.is_dataclass(option) and isinstance(value, dict):
-            return _record(option, value, f"{name} in {place}")  # type: ignore[arg-type]
-        if type(value) is (get_origin(option) or option):
-            return value
-        if option is float and type(value) is int:
-            return float(value)
-    raise InputError(f"expected {name} in {place}, got {value!r}: the file is damaged")
+    write_json(path, summary)

@@ -2,11 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fineprune.datasets.image_loader import ImageLoader
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.training.learning_rate import rate_at
@@ -19,7 +19,11 @@ from fineprune.training.train_state import EpochTotals, TrainState, build_local_
 
 @contextlib.contextmanager
 def local_training(
-    recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None, stop: StopRequest
+    recipe: Recipe,
+    ranks: RankGroup,
+    folder: Path,
+    saved: dict[str, Any] | None,
+    stop: StopRequest,
 ) -> Iterator[TrainState]:
     """Build a run that this process trains, alone or together with other ranks.
 
@@ -30,7 +34,7 @@ def local_training(
     torch.set_num_threads(recipe.run.threads)
     try:
         with stop.at_once("before the first batch"):
-            state = build_state(recipe, ranks, saved)
+            state = build_state(recipe, ranks, saved, folder)
             state.local = build_local_parts(state)
         yield state
     finally:
@@ -93,8 +97,8 @@ def train_epoch_locally(
         totals.loss_sum += losses.detach().sum()
         totals.samples += len(y)
         totals.batches += 1
-        if isinstance(local.loader, ImageLoader):
-            totals.broken = (totals.broken or 0) + local.loader.take_replaced()
+        if local.loader.broken is not None:
+            totals.broken = (totals.broken or 0) + local.loader.broken.take_replaced()
         (loss / window if window > 1 else loss).backward()
         if not step_follows:
             continue
@@ -112,6 +116,6 @@ def train_epoch_locally(
             save(totals)
     if local.simulated:
         local.simulated.end_epoch()
-    if isinstance(local.loader, ImageLoader):
+    if local.loader.broken is not None:
         local.loader.broken.share(state.ranks.gather)
     return True

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fineprune.errors import RunError
+from fineprune.errors import TrainingDiverged
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.files import append_metrics, epoch_file, write_array
 from fineprune.runs.folder import RunFolder
@@ -22,10 +22,6 @@ from fineprune.training.train_state import EpochTotals, TrainState
 from fineprune.writing import replacing
 
 _LOGGER = logging.getLogger(__name__)
-
-
-class TrainingDiverged(RunError):
-    """The mean loss of an epoch is not finite, so the weights are no longer usable."""
 
 
 class EpochEnd(NamedTuple):

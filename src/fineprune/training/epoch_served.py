@@ -1,6 +1,6 @@
-"""Trains one epoch with parameter servers and workers, which this process coordinates.
+"""Trains one epoch with parameter servers and workers, which this process drives.
 
-The pruner runs in the coordinator's process, which plans each epoch, sends the batches to the
+The pruner runs in this process, which plans each epoch, sends the batches to the
 workers, and records the losses that they return, one update at a time. Therefore, with every
 strategy, each kept sample is trained by one worker per epoch, and all workers follow the same plan.
 """
@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.distributed.all_reduce import RankGroup, check_not_launched
-from fineprune.distributed.parameter_servers.epoch_state import EpochResult
+from fineprune.distributed.all_reduce import RankGroup
+from fineprune.distributed.parameter_servers.epoch import EpochResult
+from fineprune.distributed.parameter_servers.start import RayLost, parameter_servers
 from fineprune.errors import check_installed
+from fineprune.launcher import check_not_launched
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.recipe import Recipe
@@ -36,48 +38,32 @@ def served_training(
 ) -> Iterator[TrainState]:
     """Build a run that is trained with parameter servers, and start their processes.
 
-    The arguments are those of ``build_state``, and the run's folder, in which the servers keep
-    their snapshots. ``ranks`` consists of this process only.
+    The arguments are those of ``build_state``. ``ranks`` consists of this process only.
     """
-    # Imported here because Ray is an optional dependency.
-    from fineprune.distributed.parameter_servers.coordinator import Coordinator
-    from fineprune.distributed.parameter_servers.placement import Places
-    from fineprune.distributed.parameter_servers.processes import cluster
-    from fineprune.distributed.parameter_servers.ray_session import RayLost
-
-    strategy = recipe.distributed
-    state = build_state(recipe, ranks, saved)
-    places = Places(
-        groups=strategy.groups,
-        members=strategy.group,
-        servers=strategy.servers,
-        dedicated=strategy.placement == "dedicated",
-        threads=recipe.run.threads,
-        gpus=1.0 if recipe.run.device.startswith("cuda") else 0.0,
+    state = build_state(recipe, ranks, saved, folder)
+    build = functools.partial(
+        RecipeReplica,
+        with_absolute_paths(recipe),
+        data_digest=state.data.fingerprint,
+        folder=folder.resolve(),
+        records_logits=state.records_logits,
     )
     try:
-        with cluster(places, stop=lambda: bool(stop)) as place:
+        with parameter_servers(
+            recipe.distributed,
+            state.model,
+            build,
+            functools.partial(build_optimizer, settings=recipe.training),
+            threads=recipe.run.threads,
+            gpus=1.0 if recipe.run.device.startswith("cuda") else 0.0,
+            state=None if saved is None else saved["servers"],
+            stop=lambda: bool(stop),
+        ) as state.served:
+            state.served.wait_for_workers()
             stop.check("before the first epoch")
-            state.coordinator = Coordinator(
-                place,
-                strategy,
-                state.model,
-                functools.partial(
-                    RecipeReplica,
-                    with_absolute_paths(recipe),
-                    samples_digest=state.data.samples_digest,
-                    records_logits=state.records_logits,
-                ),
-                functools.partial(build_optimizer, settings=recipe.training),
-                folder.resolve() / "servers",
-                state=None if saved is None else saved["servers"],
-            )
-            with contextlib.closing(state.coordinator):
-                state.coordinator.wait_for_workers(lambda: bool(stop))
-                stop.check("before the first epoch")
-                yield state
+            yield state
     except RayLost:
-        # What asked this process to stop has probably stopped Ray, too.
+        # What asked this process to stop has perhaps stopped Ray, too.
         stop.check("together with its Ray, without another checkpoint")
         raise
 
@@ -97,12 +83,10 @@ def train_epoch_on_servers(
         True after the last batch; False if the epoch was stopped before.
     """
     training, strategy = state.recipe.training, state.recipe.distributed
-    assert state.coordinator is not None
+    assert state.served is not None
     before = totals.distributed  # the report of the part that was trained before a stop
     applied = before.get("applied", 0)
     rest = torch.split(state.pruner.sampler.order(), training.batch_size * strategy.group)
-    # The pruner has no losses of the batches that were lost, so it would train them again.
-    rest = rest[len(before.get("lost", ())) :]
     batches = [torch.empty(0, dtype=torch.int64)] * applied + list(rest)
     updates = totals.planned = -(-len(batches) // strategy.quorum)
 
@@ -110,7 +94,7 @@ def train_epoch_on_servers(
         # Like one process, whose batches are as large as the updates.
         return rate_at(training, epoch + -(-applied // strategy.quorum) / updates)
 
-    result = state.coordinator.run_epoch(
+    result = state.served.run_epoch(
         epoch,
         batches,
         rate,
@@ -118,6 +102,7 @@ def train_epoch_on_servers(
         applied=applied,
         stop=lambda: bool(stop),
     )
+    totals.started += result.snapshot_seconds  # like a checkpoint, no part of the training
     with totals.bookkeeping():
         for update in result.updates:
             state.pruner.observe(update.indices, update.losses, **update.watched)
@@ -138,9 +123,9 @@ def load_from_servers(state: TrainState, totals: EpochTotals) -> None:
     The deaths of processes are added to the totals here, because they may also be noticed between
     two epochs: while the previous epoch's checkpoint was written, or while parameters are loaded.
     """
-    assert state.coordinator is not None
-    state.coordinator.load_into(state.model)
-    for kind, deaths in state.coordinator.take_deaths().items():
+    assert state.served is not None
+    state.served.load_into(state.model)
+    for kind, deaths in state.served.take_deaths().items():
         totals.distributed[f"{kind.value}_deaths"] += deaths
 
 
@@ -167,7 +152,6 @@ def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
         "staleness": histogram,
         **staleness_figures(histogram),
         "applied": result.applied,
-        "lost": [*before.get("lost", ()), *(key.batch for key in result.lost)],
         **{name: before.get(name, 0) + getattr(result, name) for name in sums},
         **{name: before.get(name, 0) for name in deaths},
         "seconds": _sums(result.seconds, before.get("seconds", {})),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from fineprune.distributed.all_reduce import local_size
 from fineprune.errors import InputError, first_line
+from fineprune.launcher import launched
 from fineprune.runs.summary import Hardware
+from fineprune.training.own_code import check_code, code_digest
 from fineprune.training.recipe import Recipe
 
 # Compiling LeNet took 18 s on an H100, in which it trains some 6,000 steps without.
@@ -39,8 +40,11 @@ def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) 
             threads=run.threads or previous.threads,
             arm=run.arm or previous.arm,
             rate_factor=previous.rate_factor,
+            code=previous.code,
         )
         run = recipe.run
+    if frozen is not None or run.code is not None:
+        check_code(recipe, run.code)
     most = max(_MOST_WORKERS, _WORKERS_PER_CORE * available_cores())
     if recipe.data.workers > most:
         raise InputError(
@@ -58,10 +62,15 @@ def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) 
     compilation = run.compile
     if compilation == "auto":
         compilation = "on" if _benefits_from_compilation(device, recipe) and not served else "off"
-    processes = sharing * (recipe.distributed.workers if served else local_size())
+    processes = sharing * (recipe.distributed.workers if served else launched().local_size)
     threads = run.threads or max(1, available_cores() // processes)
     return recipe.replaced(
-        "run", device=device, precision=precision, compile=compilation, threads=threads
+        "run",
+        device=device,
+        precision=precision,
+        compile=compilation,
+        threads=threads,
+        code=code_digest(recipe),
     )
 
 

@@ -5,11 +5,9 @@ steps than full ones. A schedule that is planned in steps of full epochs would t
 its end, whereas a schedule in epochs always ends with the training.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 
-from fineprune.pruning.shorter import shortened_intervals
 from fineprune.training.settings import TrainingSettings
 
 # How the rate falls from 1 to 0 while the share of the training that is done rises to 1.
@@ -30,39 +28,25 @@ def rate_at(settings: TrainingSettings, progress: float) -> float:
     epoch, it includes the fraction of the epoch's batches that are trained.
     """
     if settings.schedule == "one-cycle":
-        return settings.lr * _one_cycle(progress, rise_of_one_cycle(settings), settings.epochs)
+        rise = settings.warmup or 0.3 * settings.epochs
+        return settings.lr * _one_cycle(progress, rise, settings.epochs)
     # It rises linearly to 1 during the warm-up, and is above 0 at the first step.
     factor = min(1.0, (progress + 1e-3) / settings.warmup) if settings.warmup else 1.0
     if settings.schedule == "milestones":
         # The rate falls after epoch m, counted from 1. Counted from 0, epoch m has the new rate.
         passed = sum(milestone <= progress for milestone in settings.milestones)
+        assert settings.gamma is not None
         factor *= settings.gamma**passed
+    elif settings.schedule == "rates":
+        factor = settings.rates[min(int(progress), settings.epochs - 1)]
     elif settings.schedule in _SHAPES:
         span = max(settings.epochs - settings.warmup, 1)
         done = max(progress - settings.warmup, 0.0) / span
         factor *= _SHAPES[settings.schedule](done)
     elif settings.schedule == "cooldown":
-        begin = begin_of_cooldown(settings)
+        begin = settings.epochs - max(1, round(_COOLDOWN * settings.epochs))
         factor *= 1 - math.sqrt(max(progress - begin, 0.0) / (settings.epochs - begin))
     return settings.lr * factor
-
-
-def shortened_milestones(settings: TrainingSettings, epochs: int) -> tuple[int, ...]:
-    """Return the milestones of a shorter training whose last intervals are shortened first."""
-    ends = [milestone for milestone in settings.milestones if milestone < settings.epochs]
-    lengths = [end - start for start, end in itertools.pairwise([0, *ends, settings.epochs])]
-    lengths = shortened_intervals(lengths, min(epochs, settings.epochs))
-    return tuple(itertools.accumulate(lengths[:-1]))
-
-
-def begin_of_cooldown(settings: TrainingSettings) -> int:
-    """Return the number of epochs before the rate of ``cooldown`` begins to fall."""
-    return settings.epochs - max(1, round(_COOLDOWN * settings.epochs))
-
-
-def rise_of_one_cycle(settings: TrainingSettings) -> float:
-    """Return the number of epochs in which the rate of ``one-cycle`` rises."""
-    return settings.warmup or 0.3 * settings.epochs
 
 
 def _one_cycle(progress: float, rise: float, epochs: int) -> float:

@@ -1,7 +1,6 @@
 """What a second training leaves out: the suspects of a finished run (``data.without``)."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from fineprune.errors import InputError
 from fineprune.runs.history import needed_evidence
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import UNKNOWN, TrainingSet, read_training_set
-from fineprune.training.settings import DataSettings
 
 _ADVICE = "give a run with the same data section"
 
@@ -31,34 +29,28 @@ class LeftOut:
     digest: str
 
 
-def left_out(
-    settings: DataSettings,
-    training_set: Callable[[], TrainingSet],
-    data_digest: Callable[[], str | None],
-) -> LeftOut | None:
-    """Return what ``data.without`` leaves out; None without this setting.
+def left_out(folder: Path, training_set: TrainingSet, fingerprint: str) -> LeftOut:
+    """Return what the suspects of a finished run leave of a training set.
 
     Args:
-        settings: The data section of the recipe.
-        training_set: Returns the training set before anything is left out for this setting.
-        data_digest: Returns the digest of the data, likewise; see ``Data.digest``.
+        folder: The folder of the run (``data.without``).
+        training_set: The training set of the second training, before anything is left out for this
+            setting.
+        fingerprint: That of its data.
 
     Raises:
         InputError: The folder holds no finished run with evidence on the labels, the run was
             trained on other samples or labels, or it suspects none or all of them.
     """
-    if settings.without is None:
-        return None
-    folder, own = Path(settings.without), training_set()
-    summary, number = read_run(folder).summary, len(own.index)
-    _check_same(folder, own, summary.train_samples, data_digest(), summary.data_sha256)
+    summary, number = read_run(folder).summary, len(training_set.index)
+    _check_same(folder, training_set, summary.train_samples, fingerprint, summary.data_sha256)
     kept = np.array(needed_evidence(folder, number, "for data.without").without_suspects())
     if len(kept) == number:
         raise InputError(
             f"expected for data.without a run that suspects some labels, got {folder}, which "
             f"suspects none: leave out data.without"
         )
-    return LeftOut(kept, hashlib.sha256(own.index[kept].tobytes()).hexdigest())
+    return LeftOut(kept, hashlib.sha256(training_set.index[kept].tobytes()).hexdigest())
 
 
 def check_left_out(without: str | None, digest: str | None, begun: str | None) -> None:
@@ -76,7 +68,7 @@ def check_left_out(without: str | None, digest: str | None, begun: str | None) -
 
 
 def _check_same(
-    folder: Path, own: TrainingSet, number: int, digest: str | None, trained: str | None
+    folder: Path, own: TrainingSet, number: int, digest: str, trained: str | None
 ) -> None:
     """Raise InputError if a run was trained on other samples or labels.
 
@@ -84,15 +76,15 @@ def _check_same(
         folder: The folder of the run.
         own: The training set of the second training.
         number: The number of samples that the run trained.
-        digest: The digest of the data of the second training; None if it is not known.
-        trained: That of the run.
+        digest: The fingerprint of the data of the second training.
+        trained: That of the run; None if it is not known.
     """
     expected = f"expected for data.without a run on the same samples and labels, got {folder}"
     if number != len(own.index):
         raise InputError(
             f"{expected}, which trained {number} samples instead of {len(own.index)}: {_ADVICE}"
         )
-    if None not in (digest, trained) and digest != trained:
+    if trained not in (None, digest):
         raise InputError(f"{expected}, whose data differ: {_ADVICE}")
     theirs = read_training_set(folder, number)
     if not np.array_equal(theirs.index, own.index):

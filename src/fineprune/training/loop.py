@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import joined
-from fineprune.errors import check_installed
+from fineprune.errors import Stopped, check_installed
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import only_writer
@@ -29,10 +30,12 @@ from fineprune.training.hardware import resolved, wait_for
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
 from fineprune.training.resume import checkpoint_of, finished_summary, recipe_of
-from fineprune.training.stop import Stopped, StopRequest, stop_requests
+from fineprune.training.stop import StopRequest, stop_requests
 from fineprune.training.summary import summary
 from fineprune.training.tensorboard import event_file
 from fineprune.training.train_state import EpochTotals, TrainState, checkpoint_state, restore
+
+_LOGGER = logging.getLogger("fineprune.training")
 
 OnEpoch = Callable[[dict[str, Any]], None]
 
@@ -69,6 +72,8 @@ def train(
     recipe = resolved(recipe, frozen=recipe_of(files) if resume else None, sharing=sharing)
     if recipe.distributed.served:
         check_can_serve(recipe)
+    if (stale := recipe.stale_momentum) is not None:
+        _LOGGER.warning("%s", stale)
     if recipe.run.tensorboard:
         check_installed("tensorboard", "tensorboard for run.tensorboard = true", "tensorboard")
     with (
@@ -91,11 +96,12 @@ def train(
         with (
             served_training(recipe, ranks, folder, saved, stop)
             if served
-            else local_training(recipe, ranks, saved, stop)
+            else local_training(recipe, ranks, folder, saved, stop)
         ) as state:
             totals = None
             if saved is None:
                 ranks.from_main(lambda: files.begin(recipe.to_toml()))
+                ranks.from_main(lambda: state.data.save(folder))
             else:
                 totals = restore(state, saved)
                 ranks.from_main(lambda: files.go_on(recipe.to_toml(), saved["metrics"]["epochs"]))
@@ -137,7 +143,7 @@ def _train_epochs(
         with totals.bookkeeping():
             state.pruner.end_epoch()
         totals.stop_clock()
-        if state.coordinator is not None:
+        if state.served is not None:
             load_from_servers(state, totals)
         metrics = epoch_metrics(state, epoch, totals, end.loss)
         with state.ranks.wait_for_main(f"epoch {epoch}"):

@@ -56,28 +56,26 @@ def _scale(name: str, scales: Mapping[str, float]) -> float:
 def _build(
     parameters: list[dict[str, Any]], device: str, settings: TrainingSettings
 ) -> torch.optim.Optimizer:
+    # They are None for the optimizers that have none.
+    momentum, decay = settings.momentum or 0.0, settings.decay or 0.0
     shared: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "rmsprop-tf":
         epsilon = 1.0 if settings.epsilon is None else settings.epsilon
-        return RMSPropTF(
-            parameters, decay=settings.decay, epsilon=epsilon, momentum=settings.momentum, **shared
-        )
+        return RMSPropTF(parameters, decay=decay, epsilon=epsilon, momentum=momentum, **shared)
     if settings.optimizer == "rmsprop":
         epsilon = 1e-8 if settings.epsilon is None else settings.epsilon
         if device == "cuda":
             # All other forms of torch's RMSprop copy a learning rate on the GPU to the host.
             shared |= {"capturable": True, "foreach": True}
         return torch.optim.RMSprop(
-            parameters, alpha=settings.decay, eps=epsilon, momentum=settings.momentum, **shared
+            parameters, alpha=decay, eps=epsilon, momentum=momentum, **shared
         )
     shared["fused"] = device in ("cpu", "cuda")
     if settings.optimizer == "adam":
         return torch.optim.Adam(parameters, **shared)
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(parameters, **shared)
-    return torch.optim.SGD(
-        parameters, momentum=settings.momentum, nesterov=settings.nesterov, **shared
-    )
+    return torch.optim.SGD(parameters, momentum=momentum, nesterov=settings.nesterov, **shared)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

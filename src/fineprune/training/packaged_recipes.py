@@ -31,9 +31,14 @@ def recipe_file(given: Path) -> Path:
 
 
 def nearest_name(given: Path) -> str | None:
-    """Return the name of the packaged recipe that a path without a file may mean."""
+    """Return the name of the packaged recipe that a path without a file may mean.
+
+    The folder may be missing: ``lenet`` means ``paper/lenet``.
+    """
+    names = packaged_recipes()
+    by_end = {name: name for name in names} | {Path(name).name: name for name in reversed(names)}
     wanted = given.with_suffix("").as_posix().removeprefix("recipes/")
-    return next(iter(difflib.get_close_matches(wanted, packaged_recipes(), n=1)), None)
+    return next((by_end[end] for end in difflib.get_close_matches(wanted, by_end, n=1)), None)
 
 
 def about(text: str) -> str:

@@ -1,11 +1,14 @@
 """The replica of a recipe's network that a worker of parameter servers trains."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.training.data import load_data
 from fineprune.training.network import precision, recipe_network, training_losses
+from fineprune.training.own_code import check_code
 from fineprune.training.parameter_prefixes import training_mode
 from fineprune.training.random_state import reseed
 from fineprune.training.recipe import Recipe
@@ -15,7 +18,7 @@ class RecipeReplica:
     """A ``Replica`` of a recipe's network, with the data to train it on.
 
     All workers start with the same weights, but draw different random numbers while they train.
-    ``samples_digest``, as for ``load_data``, says which samples the indices refer to.
+    ``data_digest`` and ``folder`` are those for ``load_data``.
 
     Attributes:
         num_samples: The number of training samples, N.
@@ -25,17 +28,20 @@ class RecipeReplica:
         self,
         recipe: Recipe,
         rank: int,
-        samples_digest: str | None = None,
+        data_digest: str | None = None,
+        folder: Path | None = None,
         *,
         records_logits: bool = True,
     ) -> None:
-        data = load_data(recipe, samples_digest)
+        if recipe.run.code is not None:  # It may have changed since the run began.
+            check_code(recipe, recipe.run.code)
+        data = load_data(recipe, data_digest, folder)
         # The worker has a process of its own, so seeding the global generator affects nothing else.
         torch.manual_seed(recipe.run.seed)
         self._recipe = recipe
         self._records_logits = records_logits
-        self._fetch = data.make_fetch()
-        self.overlaps = data.fetch_overlaps
+        self._fetch = data.train.open().batch
+        self.overlaps = data.train.overlaps
         self.num_samples = data.num_samples
         self.model = recipe_network(recipe, data)
         training_mode(self.model, recipe.network.freeze)
@@ -55,7 +61,7 @@ class RecipeReplica:
         Returns:
             The losses, float32, shape (B,). If the run records logits and there are at most
             ``KEEP_ALL`` classes, also the logits, float32, shape (B, C), and the labels, int64,
-            shape (B,). The coordinator keeps them until the epoch ends.
+            shape (B,). The driver keeps them until the epoch ends.
         """
         x, y = batch
         with self._precision:

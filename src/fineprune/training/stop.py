@@ -12,23 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from fineprune.datasets.loader_process import STOPS
-
-
-class Stopped(Exception):
-    """A signal stopped the run, and its state is saved.
-
-    Attributes:
-        number: The number of the signal.
-        place: The point at which the run stopped, as a phrase for the message.
-    """
-
-    def __init__(self, number: int, place: str) -> None:
-        super().__init__(number, place)  # Unpickling passes these arguments to the constructor.
-        self.number = number
-        self.place = place
-
-    def __str__(self) -> str:
-        return f"stopped by {signal.Signals(self.number).name} {self.place}"
+from fineprune.errors import Stopped
 
 
 class StopRequest:

@@ -14,6 +14,7 @@ from fineprune.networks.weights import weights_digest
 from fineprune.runs.summary import LEFT_OUT, Detection, Summary
 from fineprune.training.data import Data
 from fineprune.training.hardware import describe
+from fineprune.training.own_code import code_digest
 from fineprune.training.recipe import Recipe
 from fineprune.training.suspicion import FIGURES
 from fineprune.training.train_state import TrainState
@@ -23,10 +24,11 @@ def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
     """Return what ``Summary.digests`` of a run that starts now will return."""
     weights = recipe.network.weights
     return {
-        "data": data.digest(),
+        "data": data.fingerprint,
         "labels": data.labels_digest,
         "weights": None if weights is None else weights_digest(Path(weights)),
         LEFT_OUT: data.left_out_digest,
+        "code": code_digest(recipe),
     }
 
 
@@ -76,8 +78,9 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
         git=_git_revision(),
         weights_sha256=state.weights_digest,
         labels_sha256=state.data.labels_digest,
-        data_sha256=state.data.digest(),
+        data_sha256=state.data.fingerprint,
         left_out_sha256=state.data.left_out_digest,
+        code_sha256=recipe.run.code,
         suspicion=_detection(state, metrics[-1]),
     )
 

@@ -19,7 +19,7 @@ from fineprune.distributed.simulated_workers import SimulatedWorkers
 from fineprune.errors import InputError
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.pruner import Pruner
-from fineprune.training.data import Data, load_data
+from fineprune.training.data import Data, EpochLoader, load_data
 from fineprune.training.left_out import check_left_out
 from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
@@ -30,7 +30,7 @@ from fineprune.training.sample_history import SampleHistory
 from fineprune.training.settings import RunSettings
 
 if TYPE_CHECKING:
-    from fineprune.distributed.parameter_servers.coordinator import Coordinator
+    from fineprune.distributed.parameter_servers.training import Training
 
 _LOGGER = logging.getLogger("fineprune.training")
 
@@ -106,7 +106,7 @@ class LocalParts:
 
     forward: nn.Module
     optimizer: torch.optim.Optimizer
-    loader: Any
+    loader: EpochLoader
     simulated: SimulatedWorkers | None
     stop_vote: StopVote
 
@@ -128,7 +128,7 @@ class TrainState:
         weights_digest: The SHA-256 digest of the file with the pretrained weights from which the
             run began; None if it began from the initialisation.
         local: The parts for training in this process; None with parameter servers.
-        coordinator: Coordinates the parameter servers and their workers; None without them.
+        served: The training on parameter servers and workers; None without them.
     """
 
     recipe: Recipe
@@ -140,7 +140,7 @@ class TrainState:
     average: MovingAverage | None = None
     weights_digest: str | None = None
     local: LocalParts | None = None
-    coordinator: "Coordinator | None" = None
+    served: "Training | None" = None
 
     @property
     def evaluated(self) -> nn.Module:
@@ -163,7 +163,9 @@ class TrainState:
         return EpochTotals(torch.zeros((), device=run.device), history=history)
 
 
-def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) -> TrainState:
+def build_state(
+    recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None, folder: Path
+) -> TrainState:
     """Load the data, and build the network and the pruner.
 
     The initial weights are drawn from torch's current random state. This is the only place that
@@ -174,11 +176,12 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
         recipe: The recipe, without "auto" settings.
         ranks: The processes that train together.
         saved: The checkpoint that the run continues from, with all weights; None for a new run.
+        folder: The folder of the run.
     """
     before = random_state(recipe.run.device)
-    data = load_data(recipe, None if saved is None else saved["images"])
+    data = load_data(recipe) if saved is None else load_data(recipe, saved["data"], folder)
     set_random_state(before, recipe.run.device)  # A user's function may seed that of the GPU.
-    if len(set(ranks.gather((data.samples_digest, data.left_out_digest)))) > 1:
+    if len(set(ranks.gather((data.fingerprint, data.left_out_digest)))) > 1:
         raise InputError(
             f"expected the same data from {recipe.data.name} on all ranks, got different data: "
             f"return the same data on every call (seed the split)"
@@ -186,14 +189,11 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     model = recipe_network(recipe, data)
     digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()
-    labels = None
-    if policy.needs_ranking and not recipe.data.own:
-        labels = data.labels()  # A pruner finds those of the user's own data, if there are any.
     pruner = Pruner(
-        data.train,
+        data.num_samples,
         policy,
-        labels=labels,
-        seed=recipe.run.seed,
+        labels=data.labels if policy.needs_ranking else None,
+        seed=recipe.run.order_seed,
         batch_size=recipe.training.batch_size * recipe.distributed.batches_per_update,
         accumulation=recipe.accumulation,
         drop_last=recipe.training.drop_last,
@@ -240,6 +240,7 @@ def build_local_parts(state: TrainState) -> LocalParts:
             strategy.simulated_groups,
             strategy.step_seconds,
             strategy.step_spread,
+            strategy.staleness_bound,
             recipe.run.seed,
         )
     forward = _compiled(model, recipe.run) if recipe.run.compile == "on" else model
@@ -249,7 +250,12 @@ def build_local_parts(state: TrainState) -> LocalParts:
     return LocalParts(
         forward=ranks.replicate(model, forward),
         optimizer=build_optimizer(trained_parameters(model), recipe.training),
-        loader=state.data.make_loader(state.pruner),
+        loader=EpochLoader(
+            state.data.train,
+            state.pruner.sampler,
+            recipe.training.batch_size,
+            drop_last=recipe.training.drop_last,
+        ),
         simulated=simulated,
         stop_vote=StopVote(ranks),
     )
@@ -280,7 +286,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         "random": state.ranks.gather(random_state(state.recipe.run.device)),
         "epoch_so_far": epoch,
         "labels": state.data.labels_digest,
-        "images": state.data.samples_digest,
+        "data": state.data.fingerprint,
         "left_out": state.data.left_out_digest,
         "weights": state.weights_digest,
     }
@@ -290,8 +296,8 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         simulated = state.local.simulated
         saved["optimizer"] = state.local.optimizer.state_dict()
         saved["simulated"] = simulated.state_dict() if simulated and totals else None
-    if state.coordinator is not None:
-        saved["servers"] = state.coordinator.state()
+    if state.served is not None:
+        saved["servers"] = state.served.state()
     return saved
 
 
@@ -299,10 +305,8 @@ def check_labels(recipe: Recipe, data: Data, begun: str | None) -> None:
     """Check that data have the labels with which a run began."""
     if data.labels_digest == begun:
         return
-    places = [place for place in (recipe.data.train, recipe.data.labels) if place is not None]
-    what = "labels" if recipe.data.train is None else "images and labels"
     raise InputError(
-        f"expected in {' and '.join(places)} the {what} with which the run began, got others: "
+        f"expected in {recipe.data.labels} the labels with which the run began, got others: "
         f"restore the file, or train into a new folder"
     )
 

@@ -1,1 +1,1 @@
-"""Workers compute gradients, servers hold the parameters, and a coordinator directs both."""
+"""Workers compute gradients and servers hold the parameters: Ray actors that a driver directs."""

@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from enum import Enum
 
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.batches import BatchKey
 
 LOGGER = logging.getLogger("fineprune.distributed")
 
@@ -77,25 +77,20 @@ class Event:
     batch: BatchKey | None = None
 
     def __str__(self) -> str:
-        line = self._what()
-        return f"{line}: {self.reason}" if self.reason else line
-
-    def _what(self) -> str:
         name = f"{self.process.value} {self.index}" if self.process else ""
         match self.kind:
-            case EventKind.ROLLED_BACK:
-                return f"rolled back to version {self.version}"
-            case EventKind.UPDATED:
-                return f"updated to version {self.version}"
+            case EventKind.ROLLED_BACK | EventKind.UPDATED:
+                line = f"{self.kind.value} to version {self.version}"
             case EventKind.WAITING:
-                return "waiting for CPUs"
+                line = "waiting for CPUs"
             case EventKind.SHARED:
-                return f"dedicated servers share nodes with workers: {self.node}"
+                line = f"dedicated servers share nodes with workers: {self.node}"
             case EventKind.LEASED if self.batch is not None:
-                return f"batch {self.batch.batch} of epoch {self.batch.epoch} leased to {name}"
+                line = f"batch {self.batch.batch} of epoch {self.batch.epoch} leased to {name}"
             case _:
                 where = f" (process {self.pid} on {self.node})" if self.pid is not None else ""
-                return f"{name} {self.kind.value}{where}"
+                line = f"{name} {self.kind.value}{where}"
+        return f"{line}: {self.reason}" if self.reason else line
 
 
 def report(event: Event) -> None:

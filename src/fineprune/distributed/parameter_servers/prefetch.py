@@ -1,14 +1,13 @@
 """Loads batches before they are needed, while the previous batch is computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
-from fineprune.distributed.parameter_servers.messages import Array
+from fineprune.distributed.parameter_servers.batches import BatchKey
 
 
 class Prefetch:
@@ -25,7 +24,7 @@ class Prefetch:
         self._thread = ThreadPoolExecutor(1, "load") if overlaps else None
         self._begun: dict[BatchKey, Future[Any]] = {}
 
-    def begin(self, wanted: dict[BatchKey, Array]) -> None:
+    def begin(self, wanted: Mapping[BatchKey, Any]) -> None:
         """Begin to load batches that are not loaded yet, and drop all others.
 
         Args:
@@ -39,7 +38,7 @@ class Prefetch:
                 if key not in self._begun:
                     self._begun[key] = self._thread.submit(self._load, key, torch.tensor(indices))
 
-    def take(self, key: BatchKey, indices: Array) -> Any:
+    def take(self, key: BatchKey, indices: Any) -> Any:
         """Return a batch, and wait for it if necessary."""
         begun = self._begun.pop(key, None)
         return self._load(key, torch.tensor(indices)) if begun is None else begun.result()

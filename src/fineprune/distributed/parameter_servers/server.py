@@ -1,260 +1,163 @@
-"""A parameter server: its part of the parameters and of the optimizer, and its links to workers.
+"""A parameter server: a Ray actor with its part of the parameters and of the optimizer.
 
-A server makes no decisions. All servers get the same requests in the same order, and each executes
-them one after another. Therefore all servers apply the same gradients in the same order and send
-the same version to a worker.
+A server makes no decisions. Ray executes its calls in the order in which the driver submits them,
+and an update is submitted when its gradients exist. So the order of the submissions is the order of
+the updates, on all servers, and none of them has to ask the others.
 """
 
 import copy
-import threading
+import io
+import os
+import signal
+import socket
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import ray
 import torch
 from torch import Tensor
 
 from fineprune.distributed.optimizer_rate import set_rate
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
-from fineprune.distributed.parameter_servers.channel import Channel
+from fineprune.distributed.parameter_servers.failures import Behind, told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
-from fineprune.distributed.parameter_servers.link import Link, LinkBroken, Transfer
-from fineprune.distributed.parameter_servers.messages import (
-    Admit,
-    Contribution,
-    Done,
-    Forget,
-    Message,
-    Restore,
-    Snapshot,
-    Update,
-    Written,
-)
-from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.writing import replacing
 
+Array = npt.NDArray[Any]
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 
 
-class _Reader:
-    """A group's link and its two buffers, each of shape (elements of the part,).
+@dataclass(frozen=True)
+class Started:
+    """Where an actor runs: its identifier in Ray, its process ID, and the name of its node."""
 
-    Attributes:
-        link: The link; None until it is made.
-        staged: The number of the batch whose gradient ``gradient`` holds; -1 for none.
-        sending: The last transfer of parameters.
-        gone: Whether the link is closed or broken, or could not be made.
-        failure: Why the thread that receives gradients has ended, if that is unexpected.
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        self.gradient = torch.empty_like(like)
-        self.answer = torch.empty_like(like)
-        self.link: Link | None = None
-        self.staged = -1
-        self.sending: Transfer | None = None
-        self.gone = False
-        self.failure: Exception | None = None
+    actor: str
+    pid: int
+    node: str
 
 
-class ParameterServer:
-    """One server's part of the parameters.
-
-    Gradients are received in one thread per group, and wait there, without an effect, for the
-    update that applies them.
+class Actor:
+    """What workers and servers have in common.
 
     Args:
-        host: The address of this process for links.
-        part: The part of the parameters that this server holds, shape (elements of the part,). It
-            is copied.
-        optimizer: Function that makes the optimizer from the part's pieces
-            (``FlatLayout.pieces``), which are flat tensors. They are given as pairs of the name of
-            the parameter and the piece, which torch's optimizers accept. The optimizer must be
-            elementwise, as SGD, RMSProp and Adam are, because a piece does not have the shape of
-            its parameter and may be only a part of it. If a parameter group has a number
-            ``lr_scale``, the learning rate of the group is multiplied by it.
+        threads: The number of torch threads.
     """
 
-    def __init__(
-        self,
-        host: str,
-        layout: FlatLayout,
-        index: int,
-        part: np.ndarray[Any, Any],
-        optimizer: MakeOptimizer,
-        rendezvous: Rendezvous,
-    ) -> None:
-        self._host = host
-        self._layout = layout
-        self._index = index
-        self._parameters = torch.from_numpy(np.array(part))
+    def __init__(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        # Arrays from Ray's object store are not writable, and nothing here writes to them.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        # A request to stop often reaches all processes of a training. The driver then still needs
+        # this one for a checkpoint. A handler, since programs inherit what is ignored.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+
+    def started(self) -> Started:
+        """Return where this process runs."""
+        actor = ray.get_runtime_context().get_actor_id()
+        return Started(str(actor), os.getpid(), socket.gethostname())
+
+
+class Server(Actor):
+    """One server's part of the parameters. ``begin`` is called first."""
+
+    @told_as_text
+    def begin(
+        self, layout: FlatLayout, index: int, optimizer: MakeOptimizer, state: Array
+    ) -> tuple[Started, Array]:
+        """Take over a state, also in place of the present one.
+
+        Args:
+            layout: The layout of the parameters, which says which part this server holds.
+            index: The index of this server.
+            optimizer: Function that makes the optimizer from the part's pieces
+                (``FlatLayout.pieces``), which are flat tensors, given as pairs of the name of the
+                parameter and the piece. It must be elementwise, as SGD, RMSProp and Adam are,
+                because a piece does not have the shape of its parameter and may be only a part of
+                it. A parameter group with a number ``lr_scale`` has its rate multiplied by it.
+            state: What ``snapshot`` or ``first_state`` returned.
+
+        Returns:
+            Where this process runs, and the parameters, shape (elements of the part,).
+        """
+        saved = _loaded(state)
+        self._parameters: Tensor = saved["parameters"]
         self._gradient = torch.zeros_like(self._parameters)
         names, sizes = map(list, zip(*layout.pieces(index), strict=True))
         pieces = torch.split(self._parameters, sizes)
         for piece, gradient in zip(pieces, torch.split(self._gradient, sizes), strict=True):
             piece.grad = gradient
         self._optimizer = optimizer(list(zip(names, pieces, strict=True)))
-        self._rendezvous = rendezvous
-        self._readers: dict[str, _Reader] = {}
-        self._version = 0
-        self._applied: set[BatchKey] = set()
-        self._seconds = {"apply": 0.0, "send": 0.0}
-        self._changed = threading.Condition()
+        if saved["optimizer"] is not None:
+            # Copied, because the optimizer would use and change the given tensors themselves.
+            self._optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
+        self._version: int = saved["version"]
+        self._seconds = {"apply": 0.0}
+        return self.started(), self._parameters.numpy()
 
-    def serve(self, channel: Channel) -> None:
-        """Execute the requests of the coordinator."""
-        while True:
-            answer = self._execute(channel.receive())
-            if answer is not None:
-                channel.send(answer)
+    @told_as_text
+    def update(
+        self, version: int, rate: float, shares: Sequence[float], *gradients: Array
+    ) -> tuple[int, Array]:
+        """Apply gradients as one update.
 
-    def _execute(self, request: Message) -> Message | None:
-        match request:
-            case Update():
-                self.update(request)
-            case Admit():
-                self._admit(request.reader)
-            case Forget():
-                self._forget(request.reader)
-            case Snapshot():
-                self.snapshot(Path(request.path))
-                seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
-                return Written(request.number, seconds)
-            case Restore():
-                self.restore(Path(request.path))
-                return Done()
-            case _:
-                raise TypeError(f"expected a request to a server, got {request!r}")
-        return None
+        Args:
+            version: The version that the update makes.
+            rate: The learning rate.
+            shares: The weight of each gradient in their mean.
+            gradients: The gradients, shape (elements of the part,); int16 stands for bfloat16.
 
-    def update(self, update: Update) -> None:
-        """Apply staged gradients as one update, and start to send the parameters to readers."""
-        began = time.perf_counter()
-        if update.contributions:
-            self._apply(update.contributions, update.rate)
-        applied = time.perf_counter()
-        for name in update.readers:
-            self._answer(name)
-        self._seconds["apply"] += applied - began
-        self._seconds["send"] += time.perf_counter() - applied
+        Returns:
+            The version, and the parameters, of the same shape.
 
-    def snapshot(self, path: Path) -> None:
-        """Write the complete state to a file, atomically and in the format of ``torch.save``.
-
-        The state is a dict with ``parameters``, ``optimizer``, ``version`` and ``keys`` (the
-        batches applied in the last epoch, shape (keys, 2)). It consists of tensors, numbers, lists
-        and dicts only.
+        Raises:
+            Behind: An update before this one failed.
         """
-        state = {
-            "parameters": self._parameters,
-            "optimizer": self._optimizer.state_dict(),
-            "version": self._version,
-            "keys": torch.tensor(sorted(self._applied), dtype=torch.int64).view(-1, 2),
-        }
-        with replacing(path) as file:
-            torch.save(state, file)
-
-    def restore(self, path: Path) -> None:
-        """Close all links, and return to the snapshot in a file."""
-        for name in list(self._readers):
-            self._forget(name)
-        state = torch.load(path, weights_only=True)
-        self._parameters.copy_(state["parameters"])
-        # Copied, because the optimizer would use and change the given tensors themselves.
-        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self._version = state["version"]
-        self._applied = {BatchKey(*key) for key in state["keys"].tolist()}
-
-    # -- the links to groups ----------------------------------------------------------------------
-
-    def _admit(self, name: str) -> None:
-        reader = self._readers[name] = _Reader(self._parameters)
-        threading.Thread(
-            target=self._receive, args=(name, reader), name=f"receive {name}", daemon=True
-        ).start()
-
-    def _forget(self, name: str) -> None:
-        reader = self._readers.pop(name, None)
-        if reader is None:
-            return
-        with self._changed:
-            reader.gone = True
-        if reader.link is not None:
-            reader.link.close()
-
-    def _receive(self, name: str, reader: _Reader) -> None:
-        """Make the link to a group, and receive its gradients, until the link breaks."""
-        try:
-            link = self._rendezvous.link(self._layout, self._index, name, 1, self._host)
-            with self._changed:
-                reader.link = link
-                self._changed.notify_all()
-                if reader.gone:  # meanwhile
-                    link.close()
-            while True:
-                # The group sends the next gradient only after this one was applied or rejected.
-                number = link.receive(reader.gradient, patient=True)
-                with self._changed:
-                    reader.staged = number
-                    self._changed.notify_all()
-        except LinkBroken:
-            pass  # The group notices it, too, and tells the coordinator.
-        except Exception as error:
-            reader.failure = error
-        with self._changed:
-            reader.gone = True
-            self._changed.notify_all()
-
-    def _apply(self, contributions: Sequence[Contribution], rate: float) -> None:
-        for place, (key, name, share) in enumerate(contributions):
-            gradient = self._staged(key, name)
-            if key in self._applied:
-                raise RuntimeError(f"expected {key} for the first time, but it was applied before")
+        if version != self._version + 1:
+            raise Behind(f"expected version {self._version + 1} to follow, got {version}")
+        began = time.perf_counter()
+        for place, (share, gradient) in enumerate(zip(shares, gradients, strict=True)):
+            arrived = torch.from_numpy(gradient)
+            if arrived.dtype == torch.int16:
+                arrived = arrived.view(torch.bfloat16).to(self._gradient.dtype)
             if place == 0:
-                torch.mul(gradient, share, out=self._gradient)
+                torch.mul(arrived, share, out=self._gradient)
             else:
-                self._gradient.add_(gradient, alpha=share)
+                self._gradient.add_(arrived, alpha=share)
         set_rate(self._optimizer, rate)
         self._optimizer.step()
-        self._version += 1
-        epoch = contributions[0].key.epoch
-        if self._applied and next(iter(self._applied)).epoch != epoch:
-            self._applied.clear()  # gradients of an earlier epoch can no longer arrive
-        self._applied.update(key for key, _, _ in contributions)
+        self._version = version
+        self._seconds["apply"] += time.perf_counter() - began
+        return version, self._parameters.numpy()
 
-    def _staged(self, key: BatchKey, name: str) -> Tensor:
-        """Return a staged gradient.
+    @told_as_text
+    def snapshot(self) -> tuple[int, Array, dict[str, float]]:
+        """Return the version, the complete state, and the seconds per phase since the last call."""
+        seconds, self._seconds = self._seconds, {"apply": 0.0}
+        optimizer = self._optimizer.state_dict()
+        return self._version, _state(self._parameters, optimizer, self._version), seconds
 
-        The group got its receipt before it told the coordinator, so the gradient is here, or the
-        thread that received it is about to say so.
-        """
-        reader = self._readers.get(name)
-        if reader is not None:
-            with self._changed:
-                self._changed.wait_for(lambda: reader.staged == key.number or reader.gone)
-            if reader.staged == key.number:
-                return reader.gradient
-        failure = None if reader is None else reader.failure
-        raise RuntimeError(f"expected {name!r} to have staged {key}, got none") from failure
 
-    def _answer(self, name: str) -> None:
-        """Start to send the parameters to a group. If its link breaks, the group notices it."""
-        reader = self._readers.get(name)
-        if reader is None:
-            return
-        with self._changed:
-            # The other end of the link is made before the coordinator names the group here.
-            self._changed.wait_for(lambda: reader.link is not None or reader.gone)
-        if reader.failure is not None:
-            raise reader.failure
-        if reader.link is None or reader.gone:
-            return
-        try:
-            if reader.sending is not None:
-                reader.sending.wait()  # It is complete, because the group has stepped since.
-            reader.answer.copy_(self._parameters)
-            reader.sending = reader.link.send_later(reader.answer, self._version)
-        except LinkBroken:
-            pass
+def first_state(part: Tensor) -> Array:
+    """Return the state of a server whose optimizer has made no step."""
+    return _state(part.clone(), None, 0)
+
+
+def held_by(state: Array) -> tuple[int, Tensor]:
+    """Return the version and the parameters, shape (elements of the part,), of a server's state."""
+    loaded = _loaded(state)
+    return loaded["version"], loaded["parameters"]
+
+
+def _state(parameters: Tensor, optimizer: dict[str, Any] | None, version: int) -> Array:
+    """Return the bytes of ``torch.save``, uint8: tensors cross Ray slowly, and arrays quickly."""
+    file = io.BytesIO()
+    torch.save({"parameters": parameters, "optimizer": optimizer, "version": version}, file)
+    return np.frombuffer(file.getbuffer(), np.uint8)
+
+
+def _loaded(state: Array) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(io.BytesIO(state.data), weights_only=True)
+    return loaded

@@ -1,45 +1,39 @@
-"""A worker: one replica of the model, which computes the gradients of the batches leased to it.
+"""A worker: a Ray actor with one replica of the model, which computes gradients of batches.
 
-The path of a gradient is as follows. ``Worker.step`` runs ``Replica.step``, whose backward pass
-writes into a flat tensor, which DDP averages over the group, and sends this tensor over the links.
-``ParameterServer`` receives it in a thread per group, and ``ParameterServer.update`` applies it.
+The path of a gradient: the driver calls ``Worker.step`` with the servers' parameters; its backward
+pass writes into a flat tensor, which DDP averages over the group, and of which each server gets its
+part: the driver hands these to ``Server.update`` without having received them.
 """
 
 import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+import ray
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
-from fineprune.distributed.parameter_servers.channel import Channel
+from fineprune.distributed.parameter_servers.batches import BatchKey
+from fineprune.distributed.parameter_servers.failures import told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
-from fineprune.distributed.parameter_servers.link import Link, LinkBroken, join_store
-from fineprune.distributed.parameter_servers.messages import (
-    Array,
-    Arrays,
-    Broken,
-    Connect,
-    Done,
-    Message,
-    Save,
-    Saved,
-    Step,
-    Stepped,
-)
 from fineprune.distributed.parameter_servers.prefetch import Prefetch
-from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.errors import first_line
+from fineprune.distributed.parameter_servers.server import Actor, Started
+from fineprune.errors import InputError
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
 
 
 class Replica(Protocol):
-    """What a worker trains. The function ``build(rank)``, given to the coordinator, makes it.
+    """What a worker trains. The function ``build(rank)``, given to the driver, makes it.
 
     No method is called in the main thread of the process. ``load`` is called in another thread than
     ``step``, while a step is computed. A replica whose ``load`` must not run at the same time, for
@@ -78,7 +72,7 @@ class Replica(Protocol):
         Returns:
             The loss of each sample without its weight, shape (B,), detached. Losses are sent as
             float32. Further tensors with one row per sample may follow in a dict; they are in
-            ``Update.watched``.
+            ``AppliedUpdate.watched``.
         """
         ...
 
@@ -86,172 +80,205 @@ class Replica(Protocol):
 Build = Callable[[int], Replica]
 
 
-class Worker:
+@dataclass(frozen=True)
+class Member:
+    """The place of a worker in the training.
+
+    Attributes:
+        rank: The rank among all workers. The members of a group have successive ranks.
+        members: The size of the group.
+        servers: The number of servers.
+        narrow: Whether gradients travel as bfloat16.
+    """
+
+    rank: int
+    members: int
+    servers: int
+    narrow: bool
+
+    @property
+    def place(self) -> int:
+        """The place in the group. Place 0, the leader, returns the group's gradient."""
+        return self.rank % self.members
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The buffers and frozen parameters of a worker, by name, and the states of its generators.
+
+    ``random`` is None if the worker shall begin with the states that its replica starts with.
+    """
+
+    buffers: Arrays
+    random: Arrays | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of a batch.
+
+    Attributes:
+        key: The epoch and the batch.
+        indices: The indices of the samples, int64, shape (B,), B > 0.
+        weights: The weight of each sample's loss, float32, shape (B,); None for equal weights.
+        share: The weight of this member's gradient in the group's mean; 0 if the samples are not
+            its own, and it only takes part.
+        first: Whether the time since the last step is not part of the epoch.
+        following: The batch that probably follows, and its indices; None if there is none.
+    """
+
+    key: BatchKey
+    indices: Array
+    weights: Array | None
+    share: float
+    first: bool
+    following: tuple[BatchKey, Array] | None
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What a step found out.
+
+    Attributes:
+        losses: The loss of each sample, float32, shape (B,).
+        watched: What the replica returned besides, by names, one row per sample.
+        seconds: The duration of each phase, in seconds.
+    """
+
+    losses: Array
+    watched: Arrays
+    seconds: dict[str, float]
+
+
+class Worker(Actor):
     """One member of a group of replicas. A single worker is a group of one.
 
     DDP averages gradients over the group during the backward pass, with NCCL if the model is on
-    GPUs, otherwise with Gloo. Only member 0, the leader, has links to the servers. Each member has
-    its own normalisation statistics.
-
-    Args:
-        host: The address of this process for links.
-        rank: The rank of this replica among all workers, which is passed to ``build``. The members
-            of a group have successive ranks.
-        members: The size of the group.
+    GPUs, otherwise with Gloo. Each member has its own normalisation statistics.
     """
 
-    def __init__(
-        self,
-        host: str,
-        build: Build,
-        rank: int,
-        members: int,
-        servers: int,
-        rendezvous: Rendezvous,
-    ) -> None:
-        self._host = host
-        self._replica = build(rank)
-        self._model = self._replica.model
-        self._member = rank % members
-        self._members = members
-        self._rendezvous = rendezvous
-        self._layout = flat_layout(self._model, servers)
-        self._values, self._gradients = self._layout.bind(self._model)
+    @told_as_text
+    def open(self) -> tuple[str, int]:
+        """Open the store in which the members of this leader's group find each other."""
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(address[:2], family=family)
+        port = listening.getsockname()[1]
+        # The store owns the socket from now on, and listens on this address only.
+        self._store = TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+        return host, port
+
+    @told_as_text
+    def begin(
+        self, build: Build, member: Member, saved: Saved, store: tuple[str, int] | None
+    ) -> Started:
+        """Build the replica, and join the other members at the leader's store."""
+        self._member = member
+        self._replica = build(member.rank)
+        model = self._replica.model
+        self._model = model
+        layout = flat_layout(model, member.servers)
+        self._values, self._gradients = layout.bind(model)
+        self._parts = [layout.part(server) for server in range(member.servers)]
         self._device = self._values.device
         self._on_cpu = self._device.type == "cpu"
-        # Links carry tensors on the CPU. If the model is on the CPU, no copies are needed.
+        # Ray carries arrays on the CPU. If the model is on the CPU, no copies are needed.
         self._down = self._values if self._on_cpu else self._values.cpu().pin_memory()
         self._up = self._gradients if self._on_cpu else self._gradients.cpu().pin_memory()
         overlaps = getattr(self._replica, "overlaps", True)
         self._batches = Prefetch(self._replica.load, overlaps=overlaps)
-        self._links: list[Link] = []
         self._left: float | None = None  # the time at which the last step ended
-        self._store: TCPStore | None = None
         self._share = 1.0
         self._reduced = 0.0  # the time at which the last all-reduce started
+        for name, tensor in not_served(model).items():
+            tensor.copy_(torch.tensor(saved.buffers[name]))
+        if saved.random is not None:
+            torch.set_rng_state(torch.tensor(saved.random["cpu"]))
+            if "cuda" in saved.random:
+                torch.cuda.set_rng_state(torch.tensor(saved.random["cuda"]), self._device)
+        if store is not None:
+            self._join(*store)
+        return self.started()
 
-    def serve(self, channel: Channel) -> None:
-        """Execute the requests of the coordinator."""
-        while True:
-            request = channel.receive()
-            answer: Message
-            try:
-                match request:
-                    case Connect():
-                        self._connect(request)
-                        answer = Done()
-                    case Step():
-                        answer = self.step(request)
-                    case Save():
-                        named = self._model.named_buffers()
-                        buffers = {name: held.detach().cpu().numpy() for name, held in named}
-                        answer = Saved(buffers, _random_state(self._device))
-                    case _:
-                        raise TypeError(f"expected a request to a worker, got {request!r}")
-            except LinkBroken as error:
-                # Members that wait in a collective usually wake up when this one leaves.
-                self._disconnect()
-                answer = Broken(str(error))
-            channel.send(answer)
+    @told_as_text
+    def step(self, step: Step, *parameters: Array) -> Any:
+        """Compute the gradient of a part of a batch, averaged over the group.
 
-    def step(self, step: Step) -> Stepped:
-        """Compute the gradient of a part of a batch, average it over the group, and push it."""
+        Args:
+            step: The batch.
+            parameters: The parameters that each server holds.
+
+        Returns:
+            ``Stepped``, followed by the leader by the part of each server of the gradient, which is
+            int16 in place of bfloat16.
+        """
         clock = _Clock(None if step.first else self._left)
         wanted = {step.key: step.indices}
-        if step.next_key is not None and step.next_indices is not None:
-            wanted[step.next_key] = step.next_indices
+        if step.following is not None:
+            wanted[step.following[0]] = step.following[1]
         self._batches.begin(wanted)
-        if step.reads:
-            self._pull()
-            clock.lap("pull")
+        down = self._down.numpy()
+        for part, values in zip(self._parts, parameters, strict=True):
+            np.copyto(down[part], values)
+        if not self._on_cpu:
+            self._values.copy_(self._down)
+        clock.lap("pull")
         self._gradients.zero_()
         batch = self._batches.take(step.key, step.indices)
         clock.lap("data")
         self._share = step.share
-        weights = None if step.weights is None else torch.tensor(step.weights)
-        losses, watched = self._compute(batch, weights)
-        if self._members > 1 and self._on_cpu:
+        output = self._replica.step(
+            batch, None if step.weights is None else torch.tensor(step.weights)
+        )
+        losses, watched = output if isinstance(output, tuple) else (output, {})
+        stepped = Stepped(
+            losses.detach().float().cpu().numpy(),
+            {name: rows.cpu().numpy() for name, rows in watched.items()},
+            clock.seconds,
+        )
+        if self._member.members > 1 and self._on_cpu:
             # The part of the all-reduce that does not overlap with the backward pass. It is not
             # measured on GPUs, whose operations are asynchronous.
             clock.lap("compute", self._reduced)
             clock.lap("group reduce")
-        if not self._on_cpu and self._member == 0:
+        if not self._on_cpu:
             self._up.copy_(self._gradients)
         clock.lap("compute")
-        if self._member == 0:
-            self._push(step.key)
-            clock.lap("push")
-        self._left = clock.now
         if not step.share:
-            losses, watched = losses[:0], {name: rows[:0] for name, rows in watched.items()}
-        return Stepped(losses, clock.seconds, watched)
+            none = {name: rows[:0] for name, rows in stepped.watched.items()}
+            stepped = Stepped(stepped.losses[:0], none, clock.seconds)
+        self._left = clock.now
+        if self._member.place:
+            return stepped
+        up = self._up
+        if self._member.narrow:
+            up = up.to(torch.bfloat16).view(torch.int16)
+        return stepped, *(up[part].numpy() for part in self._parts)
 
-    def _connect(self, request: Connect) -> None:
-        """Join the process group of the members, and make the leader's links.
+    @told_as_text
+    def save(self) -> Saved:
+        """Return the buffers, and the states of the generators from which a step draws."""
+        buffers = {name: held.detach().cpu().numpy() for name, held in self._model.named_buffers()}
+        random = {"cpu": torch.get_rng_state().numpy()}
+        if self._device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self._device).numpy()
+        return Saved(buffers, random)
 
-        All members do this at the same time.
-        """
-        self._disconnect()
-        if request.buffers is not None:
-            for name, tensor in not_served(self._model).items():
-                tensor.copy_(torch.from_numpy(request.buffers[name]))
-        if request.random is not None:
-            _set_random_state(self._device, request.random)
-        if self._members > 1:
-            self._join_group(request.name)
-        if self._member == 0:
-            for server in range(self._layout.servers):
-                link = self._rendezvous.link(self._layout, server, request.name, 0, self._host)
-                self._links.append(link)
-
-    def _disconnect(self) -> None:
-        """Close all links and leave the process group, if there are any."""
-        for link in self._links:
-            link.close()
-        self._links.clear()
-        if dist.is_initialized():
-            self._replica.model = self._model
-            dist.destroy_process_group()
-        self._left = None
-
-    def _push(self, key: BatchKey) -> None:
-        """Send the gradient to all servers, and return when all have confirmed it."""
-        under_way = [
-            link.send_later(self._up[self._layout.part(server)], key.number)
-            for server, link in enumerate(self._links)
-        ]
-        for transfer in under_way:
-            transfer.wait()
-
-    def _pull(self) -> None:
-        versions = set()
-        if self._member == 0:
-            under_way = [
-                link.receive_later(self._down[self._layout.part(server)])
-                for server, link in enumerate(self._links)
-            ]
-            versions = {transfer.wait() for transfer in under_way}
-            if not self._on_cpu:
-                self._values.copy_(self._down)
-        if self._members > 1:
-            _together(lambda: dist.broadcast(self._values, 0))
-        if len(versions) > 1:
-            raise RuntimeError(f"servers answered with the versions {sorted(versions)}")
-
-    def _join_group(self, name: str) -> None:
-        if self._host.startswith("127."):
-            _use_loopback()
-        seconds = self._rendezvous.timeout_seconds
-        self._store = store = join_store(
-            self._rendezvous.host, self._rendezvous.port, timeout_seconds=seconds
-        )
-        _together(
-            lambda: dist.init_process_group(
-                "gloo" if self._on_cpu else "nccl",
-                store=PrefixStore(f"{name}-group", store),
-                rank=self._member,
-                world_size=self._members,
-            )
+    def _join(self, host: str, port: int) -> None:
+        _choose_interface(loopback=host.startswith("127."))
+        if self._member.place:
+            self._store = TCPStore(host, port)
+        dist.init_process_group(
+            "gloo" if self._on_cpu else "nccl",
+            store=PrefixStore("group", self._store),
+            rank=self._member.place,
+            world_size=self._member.members,
         )
         # The servers send the parameters, and each member has its own buffers.
         replicated = DistributedDataParallel(self._model, broadcast_buffers=False, init_sync=False)
@@ -271,57 +298,20 @@ class Worker:
         summed: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
         return summed
 
-    def _compute(self, batch: Any, weights: Tensor | None) -> tuple[Array, Arrays]:
-        """Return the losses of a batch, and what the replica returns besides."""
-        try:
-            output = self._replica.step(batch, weights)
-        except RuntimeError as error:
-            if self._members > 1 and _of_the_group(error):
-                raise _broken(error) from None
-            raise
-        losses, watched = output if isinstance(output, tuple) else (output, {})
-        return (
-            losses.detach().float().cpu().numpy(),
-            {name: rows.cpu().numpy() for name, rows in watched.items()},
-        )
 
-
-def _use_loopback() -> None:
-    # Otherwise, Gloo would listen on the address that the host name resolves to.
-    for _, name in socket.if_nameindex():
-        if name in ("lo", "lo0"):  # on Linux and on macOS
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-
-
-def _together(collective: Callable[[], Any]) -> None:
-    try:
-        collective()
-    except RuntimeError as error:
-        raise _broken(error) from None
-
-
-def _of_the_group(error: RuntimeError) -> bool:
-    """Return whether DDP's communication failed, as opposed to the step itself."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
-
-
-def _broken(error: RuntimeError) -> LinkBroken:
-    return LinkBroken(f"a member of the group died: {first_line(error)}")
-
-
-def _random_state(device: torch.device) -> Arrays:
-    """Return the states of the generators from which a step draws, for example for dropout."""
-    state = {"cpu": torch.get_rng_state().numpy()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device).numpy()
-    return state
-
-
-def _set_random_state(device: torch.device, state: Arrays) -> None:
-    torch.set_rng_state(torch.from_numpy(state["cpu"]))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(torch.from_numpy(state["cuda"]), device)
+def _choose_interface(*, loopback: bool) -> None:
+    """Check the interface that the user chose for groups; choose loopback on one machine."""
+    known = [name for _, name in socket.if_nameindex()]
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        given = os.environ.get(variable)
+        if given is None and loopback:
+            # Otherwise, Gloo would listen on the address that the host name resolves to.
+            os.environ[variable] = "lo" if "lo" in known else "lo0"
+        elif variable.startswith("GLOO") and given is not None and given not in known:
+            raise InputError(
+                f"expected {variable} to name a network interface, one of {', '.join(known)}, got "
+                f"{given!r}"
+            )
 
 
 class _Clock:

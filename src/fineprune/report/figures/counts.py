@@ -1,17 +1,14 @@
 """Histograms of ``DroppingCount``, one for each window."""
 
-import itertools
 import logging
-from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from fineprune.errors import InputError
-from fineprune.experiments.arm_table import Group, boundaries_of
+from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import colour_of, new_panels, whole_ticks
-from fineprune.runs.run import Run
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -33,7 +30,6 @@ def draw_counts(group: Group) -> Drawing | None:
     if run is None:
         return None
     ends = sorted(counts)
-    counted = _counted_epochs(run, ends)
     shown = ends
     if len(ends) > _MOST_WINDOWS:
         places = np.linspace(0, len(ends) - 1, _MOST_WINDOWS).round().astype(int)
@@ -56,7 +52,7 @@ def draw_counts(group: Group) -> Drawing | None:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.tick_params(which="minor", left=False)
             axes.xaxis.set_major_locator(whole_ticks(5))
-            axes.set_title(counted[end])
+            axes.set_title(f"window to epoch {end}")
         figure.supylabel("samples", fontsize=9)
         svg = svg_text(figure, f"Histograms of DroppingCount, {group.label}")
     caption = (
@@ -69,17 +65,3 @@ def draw_counts(group: Group) -> Drawing | None:
     if len(shown) < len(ends):
         caption += f" {len(shown)} of {len(ends)} windows are shown, at regular intervals."
     return Drawing("DroppingCount in each window", svg, caption)
-
-
-def _counted_epochs(run: Run, ends: Sequence[int]) -> dict[int, str]:
-    """Return the epochs whose marks the counts of each window contain, as text.
-
-    The last epoch of a window clears the counts before it adds its own marks, so that its marks are
-    the first of the next window.
-    """
-    boundaries = boundaries_of(run)
-    labels = {}
-    for first, end in itertools.pairwise([1, *ends]):
-        last = end - 1 if end in boundaries else end
-        labels[end] = f"epochs {first} to {max(first, last)}"
-    return labels

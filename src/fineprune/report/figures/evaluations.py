@@ -1,19 +1,13 @@
-"""The evaluations of each arm, averaged over its seeds and drawn as a curve."""
+"""The evaluations of each arm, averaged over its seeds."""
 
 import itertools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
 
 from fineprune.experiments.arm_table import Group
-from fineprune.report.figures.style import line_of
-
-# The metrics of a run: one dict per epoch.
-Metrics = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -35,23 +29,26 @@ class Curve:
         """The mean over the seeds."""
         return np.asarray(self.values.mean(0))
 
+    @property
+    def marker(self) -> dict[str, Any]:
+        """What makes a curve visible that is a single point."""
+        return {"marker": "o", "markersize": 4} if len(self.epochs) == 1 else {}
 
-def metrics_by_arm(group: Group) -> dict[str, list[Metrics]]:
-    """Return the metrics of the runs of each arm."""
-    return {arm: [run.metrics for run in group.of(arm)] for arm in group.arms}
 
-
-def average_curves(
-    arms: Mapping[str, Sequence[Metrics]], key: str, scale: float
-) -> dict[str, Curve]:
+def average_curves(group: Group, measure: str, scale: float = 1) -> dict[str, Curve]:
     """Average the evaluations of each arm over its seeds, in the epochs that all runs evaluated.
+
+    Args:
+        group: The runs.
+        measure: ``loss`` or ``accuracy`` of the set that they were evaluated on.
+        scale: What the values are multiplied with.
 
     Returns:
         The curve of each arm that has evaluations, by the name of the arm.
     """
-    curves = {}
-    for arm, runs in arms.items():
-        tracks = [_track(metrics, key) for metrics in runs]
+    curves, key = {}, f"{group.first.evaluated_on}_{measure}"
+    for arm in group.arms:
+        tracks = [_track(run.metrics, key) for run in group.of(arm)]
         epochs = sorted(set.intersection(*(set(track) for track in tracks)))
         if not epochs:
             continue
@@ -61,7 +58,7 @@ def average_curves(
     return curves
 
 
-def _track(metrics: Metrics, key: str) -> dict[int, tuple[float, float]]:
+def _track(metrics: list[dict[str, Any]], key: str) -> dict[int, tuple[float, float]]:
     """Return the value and the training time so far for each evaluated epoch, counted from 1."""
     seconds = itertools.accumulate(line["seconds"] for line in metrics)
     return {
@@ -69,35 +66,3 @@ def _track(metrics: Metrics, key: str) -> dict[int, tuple[float, float]]:
         for line, so_far in zip(metrics, seconds, strict=True)
         if line.get(key) is not None
     }
-
-
-def plot_curve(axes: Axes, arm: str, curve: Curve) -> None:
-    """Draw the mean of an arm and, if its seeds differ, a band from the minimum to the maximum."""
-    line, least, most = line_of(arm), curve.values.min(0), curve.values.max(0)
-    if (most > least).any():
-        axes.fill_between(curve.epochs, least, most, color=line["color"], alpha=0.15, linewidth=0)
-    # A line through a single point is invisible.
-    marker: dict[str, Any] = {"marker": "o", "markersize": 4} if len(curve.epochs) == 1 else {}
-    axes.plot(curve.epochs, curve.mean, zorder=3, **line, **marker)
-
-
-def accuracy_limits(curves: dict[str, Curve], since: float) -> tuple[float, float]:
-    """Return limits of the accuracy axis that fit the later epochs.
-
-    The low accuracies of the first epochs would make the later differences invisible.
-
-    Args:
-        curves: The curves of the arms, in percent.
-        since: The share of the training after which the axis must fit the values.
-    """
-    values = np.concatenate(
-        [
-            curve.values[:, curve.epochs >= since * curve.epochs[-1]].ravel()
-            for curve in curves.values()
-        ]
-    )
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return 0, 100
-    margin = max(0.06 * float(values.max() - values.min()), 0.1)
-    return max(0, float(values.min()) - margin), min(100.5, float(values.max()) + margin)

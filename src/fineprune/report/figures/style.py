@@ -16,8 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fineprune.experiments.controls import COOLDOWN
-
 WIDTH = 7.2  # In inches.
 INK, FAINT = "#333333", "#999999"
 
@@ -36,7 +34,6 @@ _ARMS: dict[str, tuple[str, Any]] = {
     "infobatch": ("#56b4e9", "-"),
     "rs2": ("#8c5a2b", (0, (8, 1.5))),
     "matched": ("#5b5ea6", (0, (5, 1, 1, 1, 1, 1))),
-    "cooldown": ("#b22222", "-"),
 }
 _OTHER_COLOURS = ("#808080", "#a68a00", "#8a4fb0")
 
@@ -106,12 +103,8 @@ def new_panels(
 def line_of(arm: str) -> dict[str, Any]:
     """Return the colour and the style of the line of an arm, for matplotlib.
 
-    A run of it may be given too, which has a name such as ``full (full-0)``. The colour of an
-    unknown arm depends on its name only.
+    The colour of an unknown arm depends on its name only.
     """
-    arm = arm.partition(" ")[0]
-    if arm.startswith(COOLDOWN):
-        arm = COOLDOWN.rstrip("-")
     # A checksum of the name gives the same colour in every report, a position would not.
     other = _OTHER_COLOURS[zlib.crc32(arm.encode()) % len(_OTHER_COLOURS)]
     colour, style = _ARMS.get(arm, (other, "-"))
@@ -119,7 +112,7 @@ def line_of(arm: str) -> dict[str, Any]:
 
 
 def colour_of(arm: str) -> str:
-    """Return the colour of an arm, or of a run of it."""
+    """Return the colour of an arm."""
     return str(line_of(arm)["color"])
 
 

@@ -32,11 +32,9 @@ _PHASE_COLOURS = {
     "data": "#999999",
     "compute": "#333333",
     "group reduce": "#cc79a7",
-    "push": "#d55e00",
     "pull": "#0072b2",
     "wait": "#e0e0e0",
     "apply": "#009e73",
-    "send": "#56b4e9",
 }
 
 
@@ -101,7 +99,8 @@ def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
                 axes.plot(place, speedup, markersize=6, linestyle="none", **mark)
             axes.set_xlabel(title)
             axes.xaxis.set_major_locator(whole_ticks(8))
-            axes.set_ylim(bottom=0)
+        # The panels share this axis, so a limit that one of them sets holds for both.
+        inside.set_ylim(0, 1.05 * max(speedup for _, speedup in speedups))
         inside.set_ylabel("speedup of the throughput")
         for strategy in strategies:
             inside.plot([], [], linestyle="none", label=strategy, **mark_of(strategy))
@@ -141,6 +140,8 @@ def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | No
                 losses,
                 color=_COLOURS[configuration.strategy],
                 linestyle=dashes[configuration.text],
+                marker="o" if len(losses) == 1 else None,
+                markersize=4,
                 label=None if again else configuration.text,
             )
         if target_loss is not None:

@@ -56,8 +56,8 @@ _TIME: Sequence[tuple[str, Callable[[Predicted], str]]] = (
 )
 
 _CAVEATS = (
-    "A simulation predicts the throughput. Its steps have the durations that were measured on one "
-    "machine or given; links, servers and the coordinator serve one request after another.",
+    "A formula predicts the throughput from the steps that were measured on one machine or given; "
+    "links, servers and the driver serve one request after another.",
     "All nodes and links are taken to be equal, and the workers of a node are slow together.",
     "DDP is taken to hide all of its all-reduce but the last 25 MB behind the backward pass, as "
     "far as that lasts for two thirds of a step.",
@@ -150,7 +150,7 @@ def planned_facts(plan: ClusterPlan, costs: Costs, cluster: ClusterShape) -> lis
         (
             "Exchange",
             f"overhead {1e3 * costs.overhead:.3g} ms; server {1e3 * costs.serve:.3g} ms per "
-            f"gradient and {1e3 * costs.apply:.3g} ms per update; coordinator "
+            f"gradient and {1e3 * costs.apply:.3g} ms per update; driver "
             f"{1e3 * costs.coordinate:.3g} ms per gradient",
         ),
     ]

@@ -104,11 +104,9 @@ def _staleness(rows: Sequence[ScaleRow]) -> Table:
             ("p95", lambda row: number(row.staleness_p95, "g")),
             ("max", lambda row: number(row.staleness_max, "d")),
             ("dropped, %", lambda row: percent(row.dropped)),
-            ("batches lost", lambda row: str(row.lost)),
         ),
         "Staleness: the number of other updates between a worker's read and its own update. "
-        "Dropped: gradients that arrived too late for a synchronous update with backup workers. "
-        "Batches lost: batches whose updates were lost because a server failed.",
+        "Dropped: gradients that arrived too late for a synchronous update with backup workers.",
     )
 
 

@@ -1,178 +1,248 @@
-"""Image files, which are read while the training needs them."""
+"""Image files, which are read, decoded and cropped while the training needs them.
+
+A broken file does not end a run: it is replaced by another sample of its batch, so that the number
+of batches and their sizes stay as planned on every rank.
+"""
 
 import contextlib
-import hashlib
+import io
 import logging
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+from torch.utils.data import default_collate
 
-from fineprune.datasets.broken_files import BrokenFiles
-from fineprune.datasets.image_decoder import check_decoder, has_more_bits
-from fineprune.datasets.image_files import ImageFiles, View
-from fineprune.datasets.image_index import ImageIndex, load_index
-from fineprune.datasets.image_loader import EvaluationImages, ImageLoader, image_fetch
+from fineprune.datasets.augment import Normalise
+from fineprune.datasets.broken_files import Broken, BrokenFiles
+from fineprune.datasets.image_crops import View
+from fineprune.datasets.image_decoder import BrokenImage, check_decoder, decode, has_more_bits
+from fineprune.datasets.image_list import ImageList, find_images, load_images, save_images
 from fineprune.datasets.label_file import DROP_WORD
-from fineprune.pruning.pruner import Pruner
-from fineprune.pruning.random_streams import stream
-from fineprune.runs.training_set import TrainingSet
-from fineprune.training.data.run_data import (
-    FIXED_SEED,
-    Data,
-    Fetch,
-    number_of_classes,
-    split,
-)
-from fineprune.training.data.seeded_samples import EpochIndices
-from fineprune.training.left_out import left_out
+from fineprune.training.data.loaded import Keys, Loaded, LoadedBatches
+from fineprune.training.data.source import UNREADABLE
 from fineprune.training.recipe import Recipe
-from fineprune.training.settings import DataSettings
-from fineprune.training.weak_labels import WeakLabels, weak_labels
 
 _LOGGER = logging.getLogger(__name__)
 
+# The mean and the standard deviation of the channels of ImageNet's training images, scaled to 0..1,
+# with which published networks are trained.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
-def image_files(recipe: Recipe, digest: str | None) -> Data:
-    """Load the indexes of image files, which are read while they are needed."""
-    settings, run = recipe.data, recipe.run
+Item = tuple[int, Tensor | Broken, int]
+
+
+@dataclass(frozen=True, eq=False)
+class FileSource:
+    """A ``Source`` of image files.
+
+    Attributes:
+        images: The files of the whole data set.
+        view: How images are cropped and resized.
+        index: Which of the images are the samples; int64, shape (N,).
+        labels: The class of each sample; integers, shape (N,).
+        evaluation_batch, workers, device: As for ``Source`` and ``LoadedSource``.
+        broken_limit: The largest share of the files that may be broken.
+        evaluated: Whether the samples are for evaluation, where none replaces a broken one.
+    """
+
+    images: ImageList
+    view: View
+    index: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.integer]
+    evaluation_batch: int
+    workers: int
+    device: str
+    broken_limit: float
+    evaluated: bool = False
+
+    sorted_by_class = True
+    overlaps = True
+    in_threads = True
+
+    @property
+    def place(self) -> str:
+        """The folder or the list."""
+        return str(self.images.source)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class."""
+        return self.images.classes
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the path of each sample, relative to the folder of the images."""
+        keys = self.images.keys()
+        return tuple(keys[image] for image in self.index)
+
+    def blank(self) -> Tensor:
+        """Return zeros of shape (1, 3, size, size)."""
+        return torch.zeros(1, 3, self.view.size, self.view.size)
+
+    def fingerprint(self) -> str:
+        """Return the digest of the relative paths of all images and their classes."""
+        return self.images.digest()
+
+    def part(
+        self, index: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None = None
+    ) -> "FileSource":
+        """Return some of the samples; see ``Source``."""
+        given = self.labels[index] if labels is None else labels
+        return replace(self, index=self.index[index], labels=given)
+
+    def plain(self, train: "FileSource") -> "FileSource":
+        """Return the centre of each image, with the classes of the training set."""
+        view = View(self.view.size, self.view.resize)
+        return replace(self, view=view, evaluated=True)
+
+    def open(self) -> LoadedBatches:
+        """Return what reads the batches."""
+        return LoadedBatches(self)
+
+    def show(self, sample: int) -> Any:
+        """Return an image of Pillow, or a text: a page needs most of its samples."""
+        from PIL import Image
+
+        try:
+            opened = Image.open(io.BytesIO(self.images.read(int(self.index[sample]))))
+            opened.load()
+        except MemoryError:
+            raise
+        except Exception:  # Each decoder has errors of its own for damaged files.
+            return UNREADABLE
+        return opened
+
+    def save(self, name: str, folder: Path) -> None:
+        """Write the list of the images, so that indices stay right if files come or go."""
+        save_images(_saved(folder, name), self.images)
+
+    def broken_files(self) -> BrokenFiles:
+        """Return what takes note of broken files."""
+        return BrokenFiles(len(self), self.broken_limit)
+
+    def on_device(self) -> Callable[[Tensor], Tensor]:
+        """Return what normalises pixels; float32, shape (B, 3, size, size), channels last."""
+        device = torch.device(self.device)
+        normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, self.view.size, device)
+        return lambda pixels: normalise(pixels.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def __getitems__(self, keys: Keys, map_all: Any = map) -> Loaded:
+        """Read a batch, in which none of the files is broken. ``x`` is uint8, (B, 3, size, size).
+
+        In an evaluation, broken files are left out. In the training, the next sample that is not
+        broken replaces each of them; after the last one comes the first one. The index of a
+        replaced sample is that of its replacement.
+        """
+        items = list(map_all(self.read, *zip(*keys, strict=True)))
+        good = [place for place, item in enumerate(items) if isinstance(item[1], Tensor)]
+        used = [items[place] for place in good]
+        if good and not self.evaluated:
+            after = np.searchsorted(good, np.arange(len(items))) % len(good)
+            used = [used[number] for number in after]
+        return Loaded(
+            torch.tensor([item[0] for item in used], dtype=torch.int64),
+            # In a loader process, this copies the pixels directly to shared memory.
+            default_collate([item[1] for item in used]) if used else None,
+            torch.tensor([item[2] for item in used], dtype=torch.int64),
+            [item[1] for item in items if isinstance(item[1], Broken)],
+        )
+
+    def read(self, epoch: int, sample: int) -> Item:
+        """Return a sample, its pixels or what is broken, and its class."""
+        image, label, view = int(self.index[sample]), int(self.labels[sample]), self.view
+        try:
+            pixels = decode(
+                self.images.read(image),
+                lambda width, height: view.choose(width, height, epoch, sample),
+                view.size,
+            )
+        except (OSError, BrokenImage) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            return sample, Broken(sample, self.images.name(image), reason), label
+        return sample, pixels, label
+
+
+def open_files(recipe: Recipe, folder: Path | None) -> tuple[FileSource, FileSource | None]:
+    """Find the training and the test images of a recipe.
+
+    Args:
+        recipe: The recipe.
+        folder: The folder of a run that continues with the images with which it began; None to look
+            for the images.
+
+    Returns:
+        The training set and the test set, which is None with ``data.validation``.
+    """
+    settings = recipe.data
     check_decoder()
     # The settings replace None by their defaults.
     assert settings.train is not None
     assert settings.image_size is not None
-    assert settings.crop is not None
     assert settings.resize is not None
-    assert settings.broken_limit is not None
-    limit = settings.broken_limit
-    begun = iter((digest or "").split())  # Of the training images, and of the test images.
-    source = Path(settings.train)
-    index = load_index(source, next(begun, None)).with_numbers(recipe.network.classes, source)
-    if DROP_WORD in index.classes:
-        _LOGGER.warning(
-            "%s has a class %r, so fineprune relabel writes no table of labels for it, since this "
-            "word leaves samples out: rename the class, or remove its samples",
-            *(source, DROP_WORD),
+    view = View(
+        settings.image_size,
+        settings.resize,
+        settings.crop or "random-resized",
+        settings.flip is not False,
+        recipe.run.seed,
+    )
+
+    def source(images: ImageList) -> FileSource:
+        return FileSource(
+            images,
+            view,
+            np.arange(len(images)),
+            images.labels,
+            evaluation_batch=recipe.training.batch_size,
+            workers=settings.workers,
+            device=recipe.run.device,
+            broken_limit=settings.broken_limit or 0.0,
         )
-    if _has_more_bits(index):
+
+    train = _images(Path(settings.train), "train", folder).with_numbers(recipe.network.classes)
+    if DROP_WORD in train.classes:
+        _LOGGER.warning(
+            "%s has a class %r, which tables of labels cannot name, since this word leaves samples "
+            "out: rename the class, or remove its samples",
+            *(train.source, DROP_WORD),
+        )
+    if _has_more_bits(train):
         _LOGGER.warning(
             "%s has images of more than 8 bits, of which 8 are kept: the highest of 16 or, in an "
             "image with values below 4096, of 12",
-            source,
+            train.source,
         )
-    classes = number_of_classes(index, settings.train, recipe.network.classes)
-    labels, kept, held_out, weak = _chosen(settings, index)
-    centre = View(settings.image_size, settings.resize)
-    view = replace(centre, crop=settings.crop, flip=settings.flip is not False, seed=run.seed)
-    digests = [index.digest]
-    if held_out is not None:
-        evaluated = ImageFiles(index, index.labels[held_out], centre, held_out)
-    else:
-        assert settings.test is not None
-        source = Path(settings.test)
-        test = load_index(source, next(begun, None))
-        evaluated = ImageFiles(test, test.numbered(index.classes, source), centre)
-        digests.append(test.digest)
-    labels_digest = index.digest
-    if weak is not None and weak.digest is not None:
-        labels_digest = hashlib.sha256(f"{index.digest} {weak.digest}".encode()).hexdigest()
-
-    def training_set() -> TrainingSet:
-        return TrainingSet(
-            np.arange(len(index)) if kept is None else kept,
-            np.array(index.labels if weak is None else weak.whole, np.int64),
-            index.classes,
-            index.keys(),
-        )
-
-    known = hashlib.sha256(" ".join(digests).encode()).hexdigest()
-    left = left_out(settings, training_set, lambda: known)
-    if left is not None:
-        # From here on, ``training_set`` returns what stays.
-        kept, labels = left.kept if kept is None else kept[left.kept], labels[left.kept]
-        weak = None if weak is None else weak.only(left.kept)
-    train = ImageFiles(index, labels, view, kept)
-    broken = BrokenFiles(len(train), limit)
-    options: dict[str, Any] = {"batch_size": recipe.training.batch_size, "device": run.device}
-
-    def make_loader(pruner: Pruner) -> ImageLoader:
-        return ImageLoader(
-            train,
-            EpochIndices(pruner.sampler),
-            workers=settings.workers,
-            broken=broken,
-            drop_last=recipe.training.drop_last,
-            **options,
-        )
-
-    def make_fetch() -> Fetch:
-        return image_fetch(train, device=run.device, threads=settings.workers, broken=broken)
-
-    return Data(
-        train=len(train),
-        make_loader=make_loader,
-        make_fetch=make_fetch,
-        evaluation=EvaluationImages(
-            evaluated,
-            workers=settings.workers,
-            broken=BrokenFiles(len(evaluated), limit),
-            **options,
-        ),
-        evaluated_on="test" if held_out is None else "validation",
-        num_samples=len(train),
-        # A copy, because torch warns of arrays that cannot be written, such as a mapped file.
-        labels=lambda: np.array(labels),
-        training_set=training_set,
-        classes=classes,
-        blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
-        wrong=None if weak is None else weak.wrong,
-        labels_digest=labels_digest,
-        left_out_digest=None if left is None else left.digest,
-        samples_digest=" ".join(digests),
-        digest=lambda: known,
-    )
+    if settings.validation:
+        return source(train), None
+    assert settings.test is not None
+    test = _images(Path(settings.test), "test", folder)
+    return source(train), source(test.numbered(train.classes))
 
 
-def _has_more_bits(index: ImageIndex) -> bool:
+def _images(source: Path, name: str, folder: Path | None) -> ImageList:
+    """Return the images of a run that continues, or else those that there are now."""
+    if folder is not None and (file := _saved(folder, name)).exists():
+        return load_images(file, source)
+    return find_images(source)
+
+
+def _saved(folder: Path, name: str) -> Path:
+    return folder / f"{name}-images.npz"
+
+
+def _has_more_bits(images: ImageList) -> bool:
     """Look at the first and the last image, whose files may be missing."""
-    for image in {0, len(index) - 1}:
+    for image in {0, len(images) - 1}:
         with contextlib.suppress(OSError):
-            if has_more_bits(index.read(image)):
+            if has_more_bits(images.read(image)):
                 return True
     return False
-
-
-def _chosen(
-    settings: DataSettings, index: ImageIndex
-) -> tuple[
-    npt.NDArray[np.integer],
-    npt.NDArray[np.int64] | None,
-    npt.NDArray[np.int64] | None,
-    WeakLabels | None,
-]:
-    """Choose the images to train on and to hold out.
-
-    Returns:
-        The labels to train with, shape (M,); the images to train on, sorted, int64, shape (M,), or
-        None for all of them; those held out for validation, or None; and where the labels come
-        from, None if they are those of the data set.
-    """
-    kept, held_out = None, None
-    if settings.validation:
-        kept, held_out = split(len(index), settings.validation)
-    available = len(index) if kept is None else len(kept)
-    limit = settings.limited(available)
-    if limit < available:
-        # Not the first ones, because an index may be in the order of the classes.
-        order = stream(FIXED_SEED, 0, "train_size").permutation(available)
-        chosen = np.sort(order[:limit])
-        kept = chosen if kept is None else kept[chosen]
-    if settings.labels is None and settings.label_noise is None:
-        labels = index.labels if kept is None else index.labels[kept]
-        return labels, kept, held_out, None
-    whole = np.arange(len(index)) if kept is None else kept
-    keys = index.keys() if settings.labels is not None else None
-    weak = weak_labels(settings, index.labels, index.classes, whole, keys)
-    return weak.labels, weak.index, held_out, weak

@@ -2,79 +2,127 @@
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10, load_cifar100
-from fineprune.datasets.device_loader import DeviceImages, DeviceLoader, EvaluationBatches
+from fineprune.datasets.device_images import DeviceImages
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.synthetic import make_synthetic
-from fineprune.pruning.pruner import Pruner
-from fineprune.runs.training_set import TrainingSet
-from fineprune.training.data.run_data import (
-    Data,
-    evaluation_batch,
-    number_of_classes,
-    split,
-)
-from fineprune.training.left_out import left_out
+from fineprune.training.data.source import evaluation_batch
 from fineprune.training.recipe import Recipe
-from fineprune.training.weak_labels import WeakLabels, weak_labels
 
 
 @dataclass(frozen=True, eq=False)
-class LoadedImages:
-    """The images of a recipe with built-in data.
+class MemorySource:
+    """A ``Source`` of images in memory.
 
     Attributes:
-        train: The images to train on, with the labels to train with.
-        evaluated: The images to evaluate on.
-        augment: How training images are augmented.
-        weak: The labels of ``train``, and which images of the whole training set it has.
-        given: The labels of the whole training set of the dataset; int64.
-        digest: Returns the digest of the data; see ``Data.digest``.
-        left_out_digest: The digest of what ``data.without`` leaves; None without it.
+        place: The name of the data.
+        images: The images with their labels.
+        augment: How they are varied.
+        seed: The seed of the run.
+        device: Where the images are put when they are opened.
+        statistics: The mean and the standard deviation of each channel; None for those of
+            ``images``.
     """
 
-    train: ImageSet
-    evaluated: ImageSet
+    place: str
+    images: ImageSet
     augment: Augment
-    weak: WeakLabels
-    given: npt.NDArray[np.int64]
-    digest: Callable[[], str]
-    left_out_digest: str | None = None
+    seed: int
+    device: str
+    statistics: tuple[Sequence[float], Sequence[float]] | None = None
 
-    def training_set(self) -> TrainingSet:
-        """Return the whole training set, of which ``train`` is a part."""
-        return TrainingSet(self.weak.index, self.weak.whole, self.train.classes)
+    sorted_by_class = False
+    overlaps = True
 
-    def only(self, kept: npt.NDArray[np.int64]) -> "LoadedImages":
-        """Return the data with these training images, sorted positions; int64, shape (m,)."""
-        train = self.train.subset(torch.from_numpy(kept))
-        return replace(self, train=train, weak=self.weak.only(kept))
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each class."""
+        return self.images.classes
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """The class of each image; int64, shape (N,)."""
+        labels: npt.NDArray[np.int64] = self.images.labels.numpy()
+        return labels
+
+    @property
+    def evaluation_batch(self) -> int:
+        """How many images to evaluate at once."""
+        return evaluation_batch(self.device)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def keys(self) -> None:
+        """Return None: only its index names an image."""
+
+    def blank(self) -> Tensor:
+        """Return zeros of shape (1, channels, height, width)."""
+        return torch.zeros(1, *self.images.images.shape[1:])
+
+    def fingerprint(self) -> str:
+        """Return the digest of the images and labels."""
+        digest = hashlib.sha256()
+        for tensor in (self.images.labels, self.images.images):
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def part(
+        self, index: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None = None
+    ) -> "MemorySource":
+        """Return some of the samples; see ``Source``."""
+        images = self.images
+        if len(index) < len(images):
+            images = images.subset(torch.from_numpy(index))
+        if labels is not None:
+            images = replace(images, labels=torch.from_numpy(labels))
+        return replace(self, images=images)
+
+    def plain(self, train: "MemorySource") -> "MemorySource":
+        """Return the images without augmentation."""
+        return replace(self, augment=Augment(), statistics=channel_statistics(train.images.images))
+
+    def open(self) -> DeviceImages:
+        """Put the images on the device."""
+        mean, std = self.statistics or channel_statistics(self.images.images)
+        return DeviceImages(
+            self.images,
+            seed=self.seed,
+            device=self.device,
+            augment=self.augment,
+            mean=mean,
+            std=std,
+        )
+
+    def show(self, sample: int) -> Any:
+        """Return an image of Pillow."""
+        from PIL import Image
+
+        picture = self.images.images[sample].numpy()
+        pixels = picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0)
+        return Image.fromarray(np.ascontiguousarray(pixels))
+
+    def save(self, name: str, folder: Path) -> None:
+        """Write nothing: the images stay as they are."""
 
 
-def load_images(recipe: Recipe) -> LoadedImages:
-    """Load the images of a recipe with built-in data that fit into memory."""
-    loaded = _load_all(recipe)
-    left = left_out(recipe.data, loaded.training_set, loaded.digest)
-    if left is None:
-        return loaded
-    known = loaded.digest()  # Afterwards, the images are fewer.
-    return replace(loaded.only(left.kept), digest=lambda: known, left_out_digest=left.digest)
-
-
-def _load_all(recipe: Recipe) -> LoadedImages:
-    """Load the images with those that ``data.without`` leaves out."""
+def open_memory(recipe: Recipe) -> tuple[MemorySource, MemorySource]:
+    """Load the training and the test images of a recipe with built-in data."""
     settings = recipe.data
-    if settings.name == "digits":
+    digits = settings.name == "digits"
+    if digits:
         assert settings.train_size is not None
         train, test = load_digits(settings.train_size)
     elif settings.name == "synthetic":
@@ -86,59 +134,13 @@ def _load_all(recipe: Recipe) -> LoadedImages:
     else:
         load = load_cifar10 if settings.name == "cifar10" else load_cifar100
         train, test = load(Path(settings.dir), download=settings.download)
-    digits = settings.name == "digits"
     padding = (2 if digits else 4) if settings.crop_padding is None else settings.crop_padding
     flip = not digits if settings.flip is None else settings.flip  # A mirrored digit is invalid.
-    kept, held_out = split(len(train), settings.validation)
-    kept = kept[: settings.limited(len(kept))]
-    evaluated = train.subset(torch.from_numpy(held_out)) if settings.validation else test
-    given = train.labels.numpy()
-    weak = weak_labels(settings, given, train.classes, kept)
-    if len(weak.index) < len(train):
-        train = train.subset(torch.from_numpy(weak.index))
-    train = replace(train, labels=torch.from_numpy(weak.labels))
-    augment = Augment(padding=padding, flip=flip)
-    digest = functools.partial(_digest, given, train.images, evaluated)
-    return LoadedImages(train, evaluated, augment, weak, given, digest)
-
-
-def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
-    """Return the data of a recipe from its images; what it trains on is put on its device."""
-    train, augment, weak = loaded.train, loaded.augment, loaded.weak
-    mean, std = channel_statistics(train.images)
-    device = recipe.run.device
-
-    def images() -> DeviceImages:
-        seed = recipe.run.seed
-        return DeviceImages(train, seed=seed, device=device, augment=augment, mean=mean, std=std)
-
-    def make_loader(pruner: Pruner) -> DeviceLoader:
-        size, drop_last = recipe.training.batch_size, recipe.training.drop_last
-        return DeviceLoader(images(), size, sampler=pruner.sampler, drop_last=drop_last)
-
-    return Data(
-        train=len(train),
-        make_loader=make_loader,
-        make_fetch=lambda: images().fetch,
-        evaluation=EvaluationBatches(
-            loaded.evaluated, evaluation_batch(device), device=device, mean=mean, std=std
-        ),
-        evaluated_on="validation" if recipe.data.validation else "test",
-        num_samples=len(train),
-        labels=lambda: train.labels,
-        training_set=loaded.training_set,
-        classes=number_of_classes(train, recipe.data.name, recipe.network.classes),
-        blank=torch.zeros(1, *train.images.shape[1:]),
-        wrong=weak.wrong,
-        labels_digest=weak.digest,
-        left_out_digest=loaded.left_out_digest,
-        digest=loaded.digest,
+    source = functools.partial(
+        MemorySource,
+        settings.name,
+        augment=Augment(padding=padding, flip=flip),
+        seed=recipe.run.seed,
+        device=recipe.run.device,
     )
-
-
-def _digest(given: npt.NDArray[np.int64], images: torch.Tensor, evaluated: ImageSet) -> str:
-    """Return the digest of the images and of the dataset's own labels."""
-    digest = hashlib.sha256(np.ascontiguousarray(given).data)
-    for tensor in (images, evaluated.images, evaluated.labels):
-        digest.update(tensor.contiguous().numpy().data)
-    return digest.hexdigest()
+    return source(train), source(test)

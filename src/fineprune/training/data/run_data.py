@@ -1,125 +1,212 @@
-"""Data: what a run trains and evaluates on, and the choices that are the same for every source."""
+"""Data: what a run trains and evaluates on, chosen in the same way from every source."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import functools
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from torch import Tensor
 
 from fineprune.errors import InputError
-from fineprune.labels.dataset_attributes import own_names
-from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
-from fineprune.runs.training_set import TrainingSet
-
-# Evaluation keeps nothing for a backward pass, so its batches can be larger than those of training.
-# On a CPU, they are smaller than on a GPU so that the activations stay in the cache. Both sizes
-# divide the size of CIFAR's test set.
-_EVALUATION_BATCH = {"cpu": 500, "cuda": 2000}
+from fineprune.runs.training_set import UNKNOWN, TrainingSet
+from fineprune.training.data.files import open_files
+from fineprune.training.data.memory import open_memory
+from fineprune.training.data.source import EvaluationBatches, Source, check_same
+from fineprune.training.data.user import open_user
+from fineprune.training.left_out import left_out
+from fineprune.training.recipe import Recipe
+from fineprune.training.settings import DataSettings
+from fineprune.training.weak_labels import WeakLabels, weak_labels
 
 # The validation part is drawn from this seed instead of the run's, so that runs with different
 # seeds can be compared.
-FIXED_SEED = 0
-
-Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
-Fetch = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+_FIXED_SEED = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Data:
     """The data that a run trains and evaluates on.
 
     Attributes:
-        train: The first argument of ``Pruner``: the training dataset, or its number of samples.
-        make_loader: Builds the training loader for a pruner; it yields ``(index, (x, y))``.
-        make_fetch: Builds a function that takes the indices of a batch (int64, shape (B,)) and an
-            epoch and returns ``(x, y)``. Workers of parameter servers load their batches with it.
-        evaluation: The batches ``(x, y)`` to evaluate on; they can be iterated more than once.
-        evaluated_on: The name of the set to evaluate on, ``test`` or ``validation``.
-        num_samples: The number of training samples, N.
-        labels: Returns the class of each training sample, integers, shape (N,). It raises
-            InputError if the classes of user-defined data are not known.
-        training_set: Returns the whole training set, of which ``train`` is a part.
+        whole: The training set before any sample is held out or left out.
+        train: The samples to train on, with the labels to train with.
+        evaluated: The samples to evaluate on.
+        evaluated_on: The name of this set, ``test`` or ``validation``.
         classes: The number of classes of the network to build.
-        blank: Zeros with the shape (1, channels, ...) and dtype of the ``x`` of one sample, to
-            build the network, and to check that it fits the data.
-        wrong: Which training labels are wrong; bool, shape (N,). None if this is not known.
-        labels_digest: The digest of training labels that come from a file of the user, and of
-            the names of image files with their labels; None for other data.
+        weak: The labels of ``train``, and which samples of ``whole`` it has.
+        fingerprint: The digest of the training and test set, which a run that continues and the
+            other processes of a run must find again.
         left_out_digest: The digest of the samples that ``data.without`` leaves; None without it.
-        samples_digest: What a resumed run and the other processes of a run must find again: the
-            digests of the indexes of the training images and, after a space, of the test images,
-            if they are files, or the digest of user-defined data; None for other data.
-        digest: Returns the digest of the data to train and evaluate on, with what ``data.without``
-            leaves out; None if it is not known.
-        fetch_overlaps: Whether the function that ``make_fetch`` builds may be called in another
-            thread while a step is computed.
     """
 
-    train: Any
-    make_loader: Callable[[Pruner], Any]
-    make_fetch: Callable[[], Fetch]
-    evaluation: Batches
+    whole: Source
+    train: Source
+    evaluated: Source
     evaluated_on: str
-    num_samples: int
-    labels: Callable[[], Any]
-    training_set: Callable[[], TrainingSet]
     classes: int
-    blank: torch.Tensor
-    wrong: npt.NDArray[np.bool_] | None = None
-    labels_digest: str | None = None
+    weak: WeakLabels
+    fingerprint: str
     left_out_digest: str | None = None
-    samples_digest: str | None = None
-    digest: Callable[[], str | None] = lambda: None
-    fetch_overlaps: bool = True
+
+    @property
+    def num_samples(self) -> int:
+        """The number of training samples, N."""
+        return len(self.train)
+
+    @property
+    def labels(self) -> npt.NDArray[np.integer] | None:
+        """The class of each training sample, integers, shape (N,); None if it is not known."""
+        labels = self.train.labels
+        return None if labels is None or (labels == UNKNOWN).any() else labels
+
+    @property
+    def wrong(self) -> npt.NDArray[np.bool_] | None:
+        """Which training labels are wrong; bool, shape (N,). None if this is not known."""
+        return self.weak.wrong
+
+    @property
+    def labels_digest(self) -> str | None:
+        """The digest of the training labels if they come from a file of the user; else None."""
+        return self.weak.digest
+
+    @functools.cached_property
+    def blank(self) -> Tensor:
+        """Zeros with the shape (1, channels, ...) and dtype of the ``x`` of one sample."""
+        return self.train.blank()
+
+    @functools.cached_property
+    def evaluation(self) -> EvaluationBatches:
+        """The batches ``(x, y)`` to evaluate on; they can be iterated more than once."""
+        return EvaluationBatches(self.evaluated, self.evaluated.open())
+
+    def training_set(self) -> TrainingSet:
+        """Return the whole training set, and which of its samples are trained."""
+        return TrainingSet(self.weak.index, self.weak.whole, self.whole.classes, self.whole.keys())
+
+    def only(self, kept: npt.NDArray[np.int64]) -> "Data":
+        """Return the data with these training samples, sorted positions; int64, shape (m,)."""
+        return replace(self, train=self.train.part(kept), weak=self.weak.only(kept))
+
+    def save(self, folder: Path) -> None:
+        """Write what a resumed run needs to find the same samples into its folder."""
+        self.whole.save("train", folder)
+        if self.evaluated_on == "test":
+            self.evaluated.save("test", folder)
 
 
-def number_of_classes(train: Any, name: str, given: int | None) -> int:
-    """Return the number of classes: the given one of the recipe, or else that of the training set.
+def load_data(recipe: Recipe, begun: str | None = None, folder: Path | None = None) -> Data:
+    """Load the data that a recipe names.
 
-    The attribute ``classes`` of the training set, if it has one, lists the classes.
+    Args:
+        recipe: The recipe.
+        begun: The fingerprint with which the run began; None for a new run.
+        folder: The folder of the run that continues, if it can be read; None for a new run.
+
+    Raises:
+        InputError: The data are missing, wrong, or others than when the run began.
     """
-    listed = len(class_names(train, name))
-    if given is not None and given < listed:
-        raise InputError(
-            f"expected network.classes to be at least {listed}, the classes of {name}, got {given}"
-        )
-    classes = given or listed
-    if not classes:
-        raise InputError(
-            f"expected network.classes for {name}, whose training set has no attribute classes: "
-            f"add --set network.classes=..."
-        )
-    if classes < 2:
-        raise InputError(f"expected at least two classes in {name}, got 1: add samples of another")
-    return classes
+    settings = recipe.data
+    whole, test = open_sources(recipe, folder)
+    known = data_fingerprint(whole, test)
+    check_same(whole.place, begun, known)
+    classes = _number_of_classes(whole, recipe.network.classes)
+    kept, held_out = split(len(whole), settings.validation)
+    weak = _labelled(settings, whole, classes, _limited(settings, whole, kept))
+    changed = settings.labels is not None or settings.label_noise is not None
+    train = whole.part(weak.index, weak.labels if changed else None)
+    evaluated = whole.part(held_out) if settings.validation else test
+    assert evaluated is not None
+    evaluated_on = "validation" if settings.validation else "test"
+    data = Data(whole, train, evaluated, evaluated_on, classes, weak, known)
+    if settings.without is not None:
+        left = left_out(Path(settings.without), data.training_set(), known)
+        data = replace(data.only(left.kept), left_out_digest=left.digest)
+    return replace(data, evaluated=evaluated.plain(data.train))
 
 
-def class_names(train: Any, name: str) -> Sequence[Any]:
-    """Return the names of the classes that a training set has; empty if there are none."""
-    names = getattr(train, "classes", ())
-    if isinstance(names, str) or not hasattr(names, "__len__"):
-        raise InputError(
-            f"expected the attribute classes of the training set of {name} to list the names of "
-            f"the classes, got {names!r}: list them, or remove it and set network.classes"
-        )
-    named = own_names(train)  # By number, in which a class may be missing.
-    return [named.get(label, str(label)) for label in range(max(named, default=len(names) - 1) + 1)]
+def data_fingerprint(train: Source, test: Source | None) -> str:
+    """Return the digest of a training set and of a test set, if one is used, in hexadecimal."""
+    parts = [train.fingerprint(), "" if test is None else test.fingerprint()]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
-def evaluation_batch(device: str) -> int:
-    """Return the number of samples per evaluation batch of data that fit into memory."""
-    return _EVALUATION_BATCH.get(device.partition(":")[0], 500)
+def split(num_samples: int, validation: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the indices of the samples to train on, and of those held out for validation.
 
-
-def split(num_samples: int, validation: int) -> tuple[Any, Any]:
-    """Return the indices of the samples to train on, and of those held out for validation."""
+    Both are sorted and the same in every run.
+    """
     if validation >= num_samples:
         raise InputError(
             f"expected data.validation to be below {num_samples}, the number of training samples, "
             f"got {validation}"
         )
-    order = stream(FIXED_SEED, 0, "validation").permutation(num_samples)
+    order = stream(_FIXED_SEED, 0, "validation").permutation(num_samples)
     return np.sort(order[validation:]), np.sort(order[:validation])
+
+
+def open_sources(recipe: Recipe, folder: Path | None = None) -> tuple[Source, Source | None]:
+    """Return the whole training set and the test set, which is None with ``data.validation``.
+
+    ``folder`` is that of a run which continues. No other function asks for the name of the data.
+    """
+    if recipe.data.name == "images":
+        return open_files(recipe, folder)
+    train: Source
+    test: Source
+    train, test = open_user(recipe) if recipe.data.own else open_memory(recipe)
+    return train, None if recipe.data.validation else test
+
+
+def _number_of_classes(train: Source, given: int | None) -> int:
+    """Return the number of classes: the given one of the recipe, or else those that have names."""
+    listed = len(train.classes)
+    if given is not None and given < listed:
+        raise InputError(
+            f"expected network.classes to be at least {listed}, the classes of {train.place}, got "
+            f"{given}"
+        )
+    classes = given or listed
+    if not classes:
+        raise InputError(
+            f"expected network.classes for {train.place}, whose training set has no attribute "
+            f"classes: add --set network.classes=..."
+        )
+    if classes < 2:
+        raise InputError(
+            f"expected at least two classes in {train.place}, got 1: add samples of another"
+        )
+    return classes
+
+
+def _limited(
+    settings: DataSettings, whole: Source, kept: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the samples that ``data.train_size`` leaves of those that are not held out."""
+    limit = settings.limited(len(kept))
+    if limit < len(kept) and whole.sorted_by_class:
+        order = stream(_FIXED_SEED, 0, "train_size").permutation(len(kept))
+        return kept[np.sort(order[:limit])]
+    return kept[:limit]
+
+
+def _labelled(
+    settings: DataSettings, whole: Source, classes: int, index: npt.NDArray[np.int64]
+) -> WeakLabels:
+    """Return the labels to train with."""
+    own, names = whole.labels, whole.classes
+    if own is None:
+        if settings.true_labels is not None:
+            raise InputError(
+                f"expected the training set of {whole.place} to have an attribute targets or "
+                f"labels, since data.true_labels needs the class of each sample, got none: add "
+                f"one, or leave out this setting"
+            )
+        own = np.full(len(whole), UNKNOWN)
+    keys = None
+    if settings.labels is not None:
+        names += tuple(str(number) for number in range(len(names), classes))
+        keys = whole.keys()
+    return weak_labels(settings, own, names, index, keys)

@@ -1,6 +1,6 @@
 """The settings of a run: one frozen dataclass per section of a recipe, each in a file of its own.
 
-A wrong value raises an error here, before anything is built.
+A wrong value raises an error before anything is built.
 """
 
 from fineprune.training.settings.data import DataSettings

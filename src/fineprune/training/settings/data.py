@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fineprune.errors import InputError, check_at_least, check_between, check_one_of
+from msgspec import Meta
+
+from fineprune.errors import InputError, check_one_of
 from fineprune.importing import check_import_name
+from fineprune.training.convert import Count, Share, Whole
 
 _USER_DEFINED = "user-defined data"
 _IMAGE_SETS = ("digits", "synthetic", "cifar10", "cifar100")
@@ -44,7 +47,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # By default, the shorter side of an image file is scaled to this multiple of ``image_size``.
 _RESIZE = 256 / 224
 
-_LEAST = {"train_size": 1, "image_size": 1, "validation": 0, "workers": 0, "crop_padding": 0}
 # A larger image takes gigabytes before a network has seen it.
 _LARGEST_IMAGE = 8192
 
@@ -60,7 +62,7 @@ class DataSettings:
             dataset (map-style, with items ``(x, y)``). It may also return the training samples
             without random transforms as a third dataset.
         train: The training images of ``images``: a folder with one folder per class, a list of
-            files (``.csv``, ``.parquet`` or ``.txt``), or tar shards.
+            files (``.csv`` or ``.txt``).
         test: The test images of ``images``, likewise; None is allowed only with ``validation``.
         dir: The folder of the CIFAR files.
         download: Whether to download the CIFAR archive if it is not in ``dir``.
@@ -103,21 +105,21 @@ class DataSettings:
     test: str | None = None
     dir: str = "data"
     download: bool = False
-    train_size: int | None = None
-    image_size: int | None = None
-    resize: int | None = None
-    crop: str | None = None
-    broken_limit: float | None = None
-    validation: int = 0
+    train_size: Count | None = None
+    image_size: Annotated[int, Meta(ge=1, le=_LARGEST_IMAGE)] | None = None
+    resize: Count | None = None
+    crop: Literal["random-resized", "crop"] | None = None
+    broken_limit: Share | None = None
+    validation: Whole = 0
     labels: str | None = None
     without: str | None = None
-    true_labels: str | None = None
-    label_noise: float | None = None
+    true_labels: Literal["dataset"] | None = None
+    label_noise: Share | None = None
     label_noise_map: tuple[str, ...] | None = None
-    label_noise_seed: int = 0
-    crop_padding: int | None = None
+    label_noise_seed: Whole = 0
+    crop_padding: Whole | None = None
     flip: bool | None = None
-    workers: int = 0
+    workers: Whole = 0
 
     def __post_init__(self) -> None:
         if self.own:
@@ -128,14 +130,6 @@ class DataSettings:
             if getattr(self, name) is None:
                 # The dataclass is frozen for its users.
                 object.__setattr__(self, name, defaults.get(self.name))
-        for name, least in _LEAST.items():
-            given = getattr(self, name)
-            if given is not None:
-                check_at_least(f"data.{name}", given, least)
-        if self.image_size is not None and self.image_size > _LARGEST_IMAGE:
-            raise InputError(
-                f"expected data.image_size of at most {_LARGEST_IMAGE}, got {self.image_size}"
-            )
         data = _USER_DEFINED if self.own else self.name
         for field in dataclasses.fields(self):
             names = _APPLIES_TO.get(field.name, (data,))
@@ -160,15 +154,13 @@ class DataSettings:
         if not self.train:  # An empty path would be the current folder.
             raise InputError(
                 f'expected data.train, the training images, with data.name = "{_IMAGE_FILES}", got '
-                f"none: name a folder with one folder per class, a list or tar shards"
+                f"none: name a folder with one folder per class, or a list of files"
             )
         if not self.test and (self.test is not None or not self.validation):
             raise InputError(
                 f'expected data.test or data.validation with data.name = "{_IMAGE_FILES}", got '
                 f"neither: name the test images, or hold out some training images"
             )
-        check_one_of("data.crop", str(self.crop), ("random-resized", "crop"))
-        check_between("data.broken_limit", self.broken_limit or 0, 0, 1)
         if self.resize is None:
             object.__setattr__(self, "resize", round(image_size * _RESIZE))
         elif self.resize < image_size:
@@ -178,21 +170,21 @@ class DataSettings:
             )
 
     def _check_labels(self) -> None:
-        check_at_least("data.label_noise_seed", self.label_noise_seed, 0)
-        if self.true_labels is not None:
-            check_one_of("data.true_labels", self.true_labels, ("dataset",))
-            if self.labels is None:
-                raise InputError(
-                    "expected data.labels with data.true_labels, got none: name the file with the "
-                    "labels to train on"
-                )
-        if self.label_noise is not None:
-            check_between("data.label_noise", self.label_noise, 0, 1)
-            if self.labels is not None:
-                raise InputError(
-                    f"expected data.labels or data.label_noise, got {json.dumps(self.labels)} and "
-                    f"{self.label_noise}: remove one of them"
-                )
+        if self.true_labels is not None and self.labels is None:
+            raise InputError(
+                "expected data.labels with data.true_labels, got none: name the file with the "
+                "labels to train on"
+            )
+        if self.label_noise is not None and self.labels is not None:
+            raise InputError(
+                f"expected data.labels or data.label_noise, got {json.dumps(self.labels)} and "
+                f"{self.label_noise}: remove one of them"
+            )
+        if self.label_noise_seed and self.label_noise is None:
+            raise InputError(
+                f"expected data.label_noise with data.label_noise_seed, got "
+                f"{self.label_noise_seed} only: remove it"
+            )
         if self.label_noise_map is not None:
             if self.label_noise is None:
                 raise InputError(

@@ -2,10 +2,11 @@
 
 import dataclasses
 
-from fineprune.errors import InputError, check_at_least, check_one_of
+from fineprune.errors import InputError, check_one_of
 from fineprune.importing import check_import_name
 from fineprune.networks.registry import NETWORKS
 from fineprune.networks.weights import SUFFIXES
+from fineprune.training.convert import Count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,7 @@ class NetworkSettings:
     """
 
     name: str = "lenet"
-    classes: int | None = None
+    classes: Count | None = None
     weights: str | None = None
     freeze: tuple[str, ...] = ()
 
@@ -34,8 +35,6 @@ class NetworkSettings:
             check_one_of("network.name", self.name, tuple(NETWORKS))
         elif self.own or self.name.endswith(":"):
             check_import_name("network.name", self.name)
-        if self.classes is not None:
-            check_at_least("network.classes", self.classes, 1)
         if self.weights is not None and not self.weights.endswith(SUFFIXES):
             raise InputError(
                 f"expected network.weights to be a file {', '.join(SUFFIXES[:-1])} or "

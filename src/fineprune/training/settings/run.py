@@ -2,21 +2,27 @@
 
 import dataclasses
 import re
+from typing import Annotated, Literal
 
-from fineprune.errors import InputError, check_at_least, check_one_of, check_positive
+from msgspec import Meta
 
-# TOML's integers are signed and have 64 bits, and an epoch's order is drawn from seed + epoch.
-_LARGEST_SEED = 2**63 - 1
+from fineprune.errors import InputError
+from fineprune.training.convert import Count, Positive, Whole
 
 # With very many threads, OpenMP ends the process without a message.
 _MOST_THREADS = 1024
+
+# The sample order of an epoch is drawn from a number plus the epoch, as in DistributedSampler. The
+# numbers of two seeds are further apart than any number of epochs, so they share no order.
+_ORDER_STEP = 1_000_003
+_LARGEST_SEED = 2**32 - 1
 
 _DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]+)?|mps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Where and how the run is carried out. None of these settings changes the method.
+    """Where and how the run is carried out. Only the seed changes what is learned.
 
     Attributes:
         seed: The seed of the initial weights, the sample order, the breaking of ties and the
@@ -38,33 +44,30 @@ class RunSettings:
         arm: The name of the run's arm in a comparison; None for the name of the policy.
         rate_factor: The multiple of a comparison's learning rate that ``fineprune compare --tune``
             chose, and that ``training.lr`` is already multiplied by; None if none was chosen.
+        code: The SHA-256 digest of the source files of the user's own data, network and policy,
+            which a run sets when it begins and checks when it goes on; None without such code.
     """
 
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, le=_LARGEST_SEED)] = 0
     device: str = "auto"
-    precision: str = "auto"
-    compile: str = "auto"
-    threads: int = 0
-    checkpoint_every: int = 1
-    checkpoint_steps: int = 0
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
+    threads: Annotated[int, Meta(ge=0, le=_MOST_THREADS)] = 0
+    checkpoint_every: Count = 1
+    checkpoint_steps: Whole = 0
     history: bool = True
     tensorboard: bool = False
     arm: str | None = None
-    rate_factor: float | None = None
+    rate_factor: Positive | None = None
+    code: str | None = None
 
     def __post_init__(self) -> None:
         if not _DEVICES.fullmatch(self.device):
             raise InputError(
                 f"expected run.device to be auto, cpu, cuda, cuda:N or mps, got {self.device!r}"
             )
-        check_one_of("run.precision", self.precision, ("auto", "float32", "bfloat16"))
-        check_one_of("run.compile", self.compile, ("auto", "on", "off"))
-        check_at_least("run.checkpoint_every", self.checkpoint_every, 1)
-        for name in ("seed", "threads", "checkpoint_steps"):
-            check_at_least(f"run.{name}", getattr(self, name), 0)
-        if self.rate_factor is not None:
-            check_positive("run.rate_factor", self.rate_factor)
-        if self.threads > _MOST_THREADS:
-            raise InputError(f"expected run.threads of at most {_MOST_THREADS}, got {self.threads}")
-        if self.seed > _LARGEST_SEED:
-            raise InputError(f"expected run.seed to be at most 2^63 - 1, got {self.seed}")
+
+    @property
+    def order_seed(self) -> int:
+        """The seed that a ``Pruner`` of the run gets."""
+        return self.seed * _ORDER_STEP

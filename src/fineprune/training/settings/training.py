@@ -1,19 +1,41 @@
 """The training section of a recipe."""
 
 import dataclasses
+import json
+from typing import Annotated, Any, Literal, get_args
 
-from fineprune.errors import InputError, check_at_least, check_between, check_one_of, check_positive
+from msgspec import Meta
+
+from fineprune.errors import InputError
+from fineprune.training.convert import Count, Positive, Share, Whole
 
 # A schedule is planned epoch by epoch before the training, which takes seconds for this number.
 _MOST_EPOCHS = 100_000
 
-SCHEDULES = ("milestones", "cosine", "linear", "quadratic", "one-cycle", "constant", "cooldown")
-OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
+OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "rmsprop-tf"]
+ScheduleName = Literal[
+    "milestones", "cosine", "linear", "quadratic", "one-cycle", "constant", "cooldown", "rates"
+]
+
+_RMSPROP = ("rmsprop", "rmsprop-tf")
+# The settings that only some optimizers or schedules have, with the default where they apply.
+_ONLY_WITH: dict[str, tuple[str, tuple[str, ...], Any]] = {
+    "momentum": ("optimizer", ("sgd", *_RMSPROP), 0.9),
+    "nesterov": ("optimizer", ("sgd",), False),
+    "decay": ("optimizer", _RMSPROP, 0.9),
+    "epsilon": ("optimizer", _RMSPROP, None),
+    "milestones": ("schedule", ("milestones",), ()),
+    "gamma": ("schedule", ("milestones",), 0.2),
+    "rates": ("schedule", ("rates",), ()),
+    "warmup": ("schedule", tuple(name for name in get_args(ScheduleName) if name != "rates"), 0),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
     """How the network is trained.
+
+    A setting that the optimizer or the schedule does not have must stay unset.
 
     Attributes:
         epochs: The number of training epochs.
@@ -27,17 +49,18 @@ class TrainingSettings:
             for one learning rate.
         schedule: The learning rate schedule: ``milestones``, ``cosine``, ``linear`` (falls linearly
             to 0), ``quadratic`` (falls as 1 - u^2, where u rises from 0 to 1), ``one-cycle``,
-            ``constant``, or ``cooldown`` (constant, and falls as 1 - sqrt(u) in the last fifth of
-            the epochs).
-        milestones: The epochs, counted from 1, after which the learning rate is multiplied by
-            ``gamma``.
-        gamma: The factor that is applied at each milestone.
+            ``constant``, ``cooldown`` (constant, and falls as 1 - sqrt(u) in the last fifth of the
+            epochs), or ``rates``.
+        milestones: With ``milestones``, the epochs, counted from 1, after which the learning rate
+            is multiplied by ``gamma``.
+        gamma: With ``milestones``, the factor that is applied at each of them; 0.2 if it is unset.
+        rates: With ``rates``, the learning rate of each epoch as a multiple of ``lr``.
         warmup: The number of epochs over which the learning rate rises from 0; with ``one-cycle``,
             the length of its rise, or 0 for 30 % of the training.
-        momentum: The momentum of SGD and RMSProp.
+        momentum: The momentum of SGD and RMSProp; 0.9 if it is unset.
         nesterov: Whether SGD uses Nesterov momentum.
-        decay: The decay of RMSProp's mean square.
-        epsilon: The epsilon of RMSProp; None for 1e-8 with ``rmsprop`` and 1 with ``rmsprop-tf``.
+        decay: The decay of RMSProp's mean square; 0.9 if it is unset.
+        epsilon: The epsilon of RMSProp; unset for 1e-8 with ``rmsprop`` and 1 with ``rmsprop-tf``.
         weight_decay: The factor of the L2 penalty, which AdamW applies in its decoupled form.
         label_smoothing: The label smoothing of the cross-entropy, in [0, 1].
         ema: The decay of a moving average of the weights, in (0, 1), which is evaluated in place of
@@ -46,65 +69,54 @@ class TrainingSettings:
         evaluate_last: The number of epochs at the end of the training that are all evaluated.
     """
 
-    epochs: int = 200
-    batch_size: int = 128
-    accumulation: int = 1
+    epochs: Annotated[int, Meta(ge=1, le=_MOST_EPOCHS)] = 200
+    batch_size: Count = 128
+    accumulation: Count = 1
     drop_last: bool = False
-    optimizer: str = "sgd"
-    lr: float = 0.1
-    lr_scale: dict[str, float] | None = None
-    schedule: str = "milestones"
+    optimizer: OptimizerName = "sgd"
+    lr: Positive = 0.1
+    lr_scale: dict[str, Positive] | None = None
+    schedule: ScheduleName = "milestones"
     milestones: tuple[int, ...] = ()
-    gamma: float = 0.2
-    warmup: int = 0
-    momentum: float = 0.9
+    gamma: Positive | None = None
+    rates: tuple[Annotated[float, Meta(ge=0)], ...] = ()
+    warmup: Whole = 0
+    momentum: Share | None = None
     nesterov: bool = False
-    decay: float = 0.9
-    epsilon: float | None = None
-    weight_decay: float = 5e-4
-    label_smoothing: float = 0.0
-    ema: float | None = None
-    evaluate_every: int = 1
-    evaluate_last: int = 3
+    decay: Share | None = None
+    epsilon: Positive | None = None
+    weight_decay: Annotated[float, Meta(ge=0)] = 5e-4
+    label_smoothing: Share = 0.0
+    ema: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    evaluate_every: Count = 1
+    evaluate_last: Count = 3
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulation", "evaluate_every", "evaluate_last"):
-            check_at_least(f"training.{name}", getattr(self, name), 1)
-        if self.epochs > _MOST_EPOCHS:
-            raise InputError(
-                f"expected training.epochs to be at most {_MOST_EPOCHS}, got {self.epochs}"
-            )
-        check_one_of("training.optimizer", self.optimizer, OPTIMIZERS)
-        check_one_of("training.schedule", self.schedule, SCHEDULES)
-        check_positive("training.lr", self.lr)
-        for prefix, factor in (self.lr_scale or {}).items():
-            if isinstance(factor, bool) or not isinstance(factor, int | float):
+        fields = {field.name: field for field in dataclasses.fields(self)}
+        for name, (other, allowed, default) in _ONLY_WITH.items():
+            value, unset = getattr(self, name), fields[name].default
+            if getattr(self, other) in allowed:
+                if value is None:  # The dataclass is frozen for its users.
+                    object.__setattr__(self, name, default)
+            elif value != unset:
+                none = "none" if unset is None else json.dumps(unset)
                 raise InputError(
-                    f"expected training.lr_scale.{prefix} to be a number, got {factor!r}"
+                    f"expected training.{name} with training.{other} = {' or '.join(allowed)} "
+                    f"only, got {json.dumps(value)} with {getattr(self, other)!r}: set "
+                    f"training.{name} = {none}"
                 )
-            check_positive(f"training.lr_scale.{prefix}", factor)
-        check_positive("training.gamma", self.gamma)
-        check_between("training.momentum", self.momentum, 0, 1)
-        check_between("training.decay", self.decay, 0, 1)
-        if self.epsilon is not None:
-            check_positive("training.epsilon", self.epsilon)
-        check_between("training.label_smoothing", self.label_smoothing, 0, 1)
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise InputError(f"expected training.ema above 0 and below 1, got {self.ema}")
-        check_at_least("training.weight_decay", self.weight_decay, 0)
-        check_between("training.warmup", self.warmup, 0, self.epochs)
-        if self.nesterov and self.optimizer != "sgd":
+        if self.warmup > self.epochs:
             raise InputError(
-                f'expected training.nesterov with training.optimizer = "sgd" only, got it with '
-                f"{self.optimizer!r}: set training.nesterov = false"
-            )
-        if self.epsilon is not None and self.optimizer not in ("rmsprop", "rmsprop-tf"):
-            raise InputError(
-                f"expected training.epsilon with rmsprop or rmsprop-tf only, got it with "
-                f"{self.optimizer!r}: remove it"
+                f"expected training.warmup in [0, {self.epochs}], got {self.warmup}: it cannot be "
+                f"longer than the training"
             )
         if self.nesterov and self.momentum == 0:
             raise InputError("expected training.momentum above 0 with training.nesterov, got 0")
+        if self.schedule == "rates" and len(self.rates) != self.epochs:
+            raise InputError(
+                f"expected training.rates to have one number for each of {self.epochs} epochs, got "
+                f"{len(self.rates)}"
+            )
         increasing = list(self.milestones) == sorted(set(self.milestones))
         if not increasing or not all(1 <= m <= self.epochs for m in self.milestones):
             raise InputError(

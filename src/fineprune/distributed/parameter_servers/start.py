@@ -1,0 +1,96 @@
+"""Starts a training with parameter servers. This module imports Ray when it is used only."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fineprune.distributed.parameter_servers.flat_layout import flat_layout
+from fineprune.distributed.strategy import Strategy
+from fineprune.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from fineprune.distributed.parameter_servers.server import MakeOptimizer
+    from fineprune.distributed.parameter_servers.training import Training
+    from fineprune.distributed.parameter_servers.worker import Build
+
+
+class RayLost(RunError):
+    """Ray's own processes have ended or hang, so that no process can be started or replaced."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]}: Ray cannot start or replace processes without it; continue with "
+            f"--resume"
+        )
+
+
+@contextlib.contextmanager
+def parameter_servers(
+    strategy: Strategy,
+    model: nn.Module,
+    build: "Build",
+    optimizer: "MakeOptimizer",
+    *,
+    threads: int = 1,
+    gpus: float = 0.0,
+    state: dict[str, Any] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator["Training"]:
+    """Start the servers and workers of a training in the Ray that ``ray_session`` joins or starts.
+
+    They are started at once; the methods of the result wait for those that they need. All of them
+    end with this block.
+
+    Args:
+        strategy: Which processes wait for others, and how often the servers' state is saved.
+        model: The model whose parameters and buffers the training starts from. It is not changed.
+            Its frozen parameters (``requires_grad=False``), which must also be frozen in the
+            replicas, are not trained and not held by servers.
+        build: Function that makes a replica, given its rank. It must be picklable. The parameters
+            of the replica are overwritten.
+        optimizer: Function that makes a server's optimizer; see ``Server.begin``. It must be
+            picklable.
+        threads: The number of torch threads in each process, which is also the number of CPUs of
+            each worker and each dedicated server.
+        gpus: The number of GPUs of each worker, which are the only ones that it sees.
+        state: The state of an earlier training, which this one continues. It must have the same
+            number of servers.
+        stop: Function that is called repeatedly during a wait for Ray or for resources. If it
+            returns True, the wait ends, for Ray with RayLost.
+
+    Raises:
+        InputError: The model does not fit, the state is of another layout, or there are too few
+            resources.
+        RunError: Ray does not start.
+    """
+    if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
+        # Ray reads this when it is imported. Else one for this machine listens on all interfaces.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from fineprune.distributed.parameter_servers.placement import Placement, Places
+    from fineprune.distributed.parameter_servers.ray_session import ray_session
+    from fineprune.distributed.parameter_servers.training import Training
+
+    layout = flat_layout(model, strategy.servers)
+    if state is not None and state["layout"] != layout.contents:
+        raise InputError(
+            "expected a state of the same model and number of servers, got a different one: resume "
+            "with the same settings"
+        )
+    places = Places(
+        groups=strategy.groups,
+        members=strategy.group,
+        servers=strategy.servers,
+        dedicated=strategy.placement == "dedicated",
+        threads=threads,
+        gpus=gpus,
+    )
+    with ray_session(places.cpus, stop):
+        placement = Placement(places, stop)
+        training = Training(strategy, placement, model, build, optimizer, state, stop)
+        try:
+            yield training
+        finally:
+            training.close()

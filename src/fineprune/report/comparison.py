@@ -1,0 +1,102 @@
+"""The report on comparisons: one self-contained HTML file, for screens and for printing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from fineprune.errors import InputError
+from fineprune.experiments.arm_table import MARGIN, Group, group_rows, grouped
+from fineprune.inspection.inspected import read_inspected
+from fineprune.inspection.shown_samples import shown_samples
+from fineprune.report.comparison_table import cost_table, headline, results_table
+from fineprune.report.facts import cautions, comparison_of, distinct, facts
+from fineprune.report.figures.accuracy_over_time import draw_time
+from fineprune.report.figures.counts import draw_counts
+from fineprune.report.figures.curves import draw_curves
+from fineprune.report.figures.drawing import Drawing, drawn
+from fineprune.report.figures.sample_losses import draw_sample_losses
+from fineprune.report.figures.samples import draw_samples
+from fineprune.report.page_template import write_page
+from fineprune.report.paper import paper_table
+from fineprune.report.wrong_labels import found_rows, found_table
+from fineprune.runs.files import RECIPE
+from fineprune.runs.run import Run, split_by
+
+# The number of suspects in a report; ``fineprune inspect`` shows all.
+_SUSPECTS = 24
+
+
+def write_report(runs: Sequence[Run], path: Path, margin: float = MARGIN) -> None:
+    """Write a report on runs as one self-contained HTML file, with one section per group.
+
+    Args:
+        runs: The finished runs, from ``read_runs``.
+        path: The HTML file. A missing folder is made, and an old file is replaced atomically.
+        margin: The margin of equivalence, as a fraction.
+    """
+    if not runs:
+        raise InputError("expected at least one finished run to report, got none")
+    groups = grouped(runs)
+    titles = distinct(run.title for run in runs)
+    write_page(
+        path,
+        "report.html.j2",
+        title=titles[0] if len(titles) == 1 else "Comparisons of fine-pruning",
+        sections=[_section(group, margin) for group in groups],
+        paper=paper_table(groups),
+        # The ids of a page must be unique, and a person reviews one set of labels at a time.
+        review=_suspects(groups[0]) if len(groups) == 1 else None,
+    )
+
+
+def draw_first(group: Group) -> list[Drawing]:
+    """Draw what each arm reached and what it trained, for which every run has the data."""
+    return drawn(draw_time(group), draw_samples(group))
+
+
+def draw_further(group: Group) -> list[Drawing]:
+    """Draw every other figure for which the runs have the data."""
+    return drawn(draw_curves(group), draw_sample_losses(group), draw_counts(group))
+
+
+def _section(group: Group, margin: float) -> dict[str, Any]:
+    """Return what the section on a group shows."""
+    rows, found = group_rows(group, margin), found_rows(group)
+    return {
+        "heading": group.label,
+        "headline": headline(rows),
+        "first": draw_first(group),
+        "tables": [results_table(rows, margin), cost_table(rows)],
+        "cautions": cautions(group.runs),
+        "found": found_table(found) if found else None,
+        "further": draw_further(group),
+        "facts": facts(group.runs),
+        "recipes": _recipes(group),
+    }
+
+
+def _suspects(group: Group) -> Markup | None:
+    """Return the review of the first suspects; None if the runs kept no evidence on labels."""
+    try:
+        inspected = read_inspected(group.runs)
+    except InputError:  # A report needs the results only.
+        return None
+    number = min(inspected.ranking.num_suspects, _SUSPECTS)
+    try:
+        show = shown_samples(inspected, own_data=False)
+    except InputError:
+        show = None
+    return Markup(inspected.review(number, show)) if number else None  # It has escaped all names.
+
+
+def _recipes(group: Group) -> list[str]:
+    """Return the recipe of the group's comparison, or those of its runs, which seeds share."""
+    folder = comparison_of(group.runs)
+    if folder is not None:
+        return [(folder / RECIPE).read_text(encoding="utf-8").strip()]
+    parts = split_by(
+        lambda run: repr({**run.recipe, "run": {**run.recipe["run"], "seed": None}}), group.runs
+    )
+    return [(of[0].path / RECIPE).read_text(encoding="utf-8").strip() for of in parts.values()]

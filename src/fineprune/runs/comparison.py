@@ -1,0 +1,83 @@
+"""Comparison: what ``compare.json`` says of the arms and the runs of a comparison."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fineprune.errors import InputError
+from fineprune.runs.files import COMPARISON, read_json, write_json
+
+_VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One of the trainings that a comparison compares.
+
+    Attributes:
+        name: The name of the arm.
+        changes: What differs from the recipe of the comparison, as ``Recipe.changes_to`` returns
+            it: the pruning section as a whole, and the other settings by section; None for one that
+            the arm leaves unset.
+        needs: The arm whose run with the same seed must be finished first; None if there is none.
+        takes: What the arm takes from that run: the ``numbers`` of samples of each epoch, or the
+            ``suspects``, which it leaves out; None if it needs none.
+    """
+
+    name: str
+    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    needs: str | None = None
+    takes: Literal["numbers", "suspects"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """A run of a comparison: its arm, its seed, and the name of its folder."""
+
+    arm: str
+    seed: int
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A comparison, whose folder also holds its recipe.
+
+    Attributes:
+        version: The version of the file's format.
+        title: The title.
+        tuned: The number of seeds with which the learning rate of each arm was chosen; 0 if none
+            was.
+        sha256: The digests with which the comparison began; see ``training.summary.input_digests``.
+        arms: The arms, in the order of tables.
+        runs: The runs, those that diverged included.
+        diverged: What is known of each run that diverged, by the name of its folder.
+    """
+
+    version: int = _VERSION
+    title: str
+    tuned: int = 0
+    sha256: dict[str, str | None]
+    arms: tuple[Arm, ...]
+    runs: tuple[ListedRun, ...]
+    diverged: dict[str, str] = field(default_factory=dict)
+
+    def arm(self, name: str) -> Arm | None:
+        """Return the arm with a name; None if there is none."""
+        return next((arm for arm in self.arms if arm.name == name), None)
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """Read and check ``compare.json`` in a folder."""
+    read = read_json(folder / COMPARISON, Comparison)
+    if read.version != _VERSION:
+        raise InputError(
+            f"expected format {_VERSION} of {folder / COMPARISON}, got {read.version}: read it "
+            f"with the version of fineprune that wrote it"
+        )
+    return read
+
+
+def write_comparison(folder: Path, comparison: Comparison) -> None:
+    """Write ``compare.json``, and replace an earlier one atomically."""
+    write_json(folder / COMPARISON, comparison)

@@ -1,0 +1,144 @@
+"""Converts what a TOML file or a command line gives to a dataclass, and says what is wrong with it.
+
+The annotations of the dataclass are the only description of its types and ranges, which msgspec
+checks. This module adds names, given values and remedies to its messages.
+"""
+
+import difflib
+import math
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from fineprune.errors import InputError, check_one_of
+
+# The ranges of settings.
+Count = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+_Section = TypeVar("_Section")
+
+# What msgspec calls the types and the limits of numbers.
+_TYPES = {
+    "array": "a list",
+    "object": "a table",
+    "str": "a text",
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+}
+_LIMITS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+_PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
+_LIMIT = re.compile(r"Expected `\w+` (>=|<=|>|<) (\S+)")
+_TYPE = re.compile(r"Expected `([^`]*)`")
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+def converted(section: str, kind: type[_Section], values: Mapping[str, Any]) -> _Section:
+    """Return a section as a dataclass.
+
+    An integer may be given for a float. The text "none" unsets a setting that may be unset, which
+    TOML has no value for.
+
+    Args:
+        section: The name of the section, for messages.
+        kind: The dataclass, whose annotations say what is allowed.
+        values: The settings as TOML has them.
+
+    Raises:
+        InputError: A key is not known, a value has a wrong type or is out of range, or a setting
+            without a default is missing.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    given = {}
+    for key, value in values.items():
+        check_known(f"key in [{section}]", key, hints)
+        check_plain(f"{section}.{key}", value)
+        unset = value == "none" and types.NoneType in get_args(hints[key])
+        given[key] = None if unset else value
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InputError):  # One of the dataclass's own checks.
+            raise error.__cause__ from None
+        raise _explained(section, hints, given, str(error)) from None
+
+
+def check_known(what: str, given: str, known: Iterable[str]) -> None:
+    """Raise InputError unless a name is known, naming a known one that is near."""
+    names = list(known)
+    if given not in names:
+        near = difflib.get_close_matches(given, names, n=1)
+        known_ones = f"it has {', '.join(names) or 'no keys'}"
+        if near:
+            known_ones = f"did you mean {near[0]!r}?"
+        raise InputError(f"expected a known {what}, got {given!r}: {known_ones}")
+
+
+def check_plain(name: str, value: Any) -> None:
+    """Raise InputError unless a value can be written as TOML and as JSON."""
+    if isinstance(value, Mapping):
+        for key, entry in value.items():
+            check_plain(f"{name}.{key}", entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            check_plain(name, entry)
+    elif isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(f"expected {name} to be text in UTF-8, got {value!r}") from error
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"expected {name} to be a finite number, got {value}")
+    elif value is not None and not isinstance(value, bool | int | float):
+        raise InputError(
+            f"expected {name} to be a number, a text, a boolean, a list or a table, got {value!r}"
+        )
+
+
+def _explained(
+    section: str, hints: Mapping[str, Any], values: Mapping[str, Any], message: str
+) -> InputError:
+    """Return the error that says in the project's words what msgspec says in its own."""
+    if missing := _MISSING.match(message):
+        return InputError(f"expected {section}.{missing[1]}, got none: set it")
+    found = _PLACE.fullmatch(message)
+    place = (found and found["place"]) or ""
+    key = re.split(r"[.\[]", place)[0]
+    name, value = f"{section}.{place}", values.get(key)
+    name = name.replace("[...]", " of each key")
+    try:
+        for choices in _parts(hints.get(key), Literal):
+            check_one_of(name, str(value), get_args(choices))
+    except InputError as error:
+        return error
+    if limit := _LIMIT.match(message):
+        what = f"{_LIMITS[limit[1]]} {limit[2].removesuffix('.0')}"
+        for meta in _parts(hints.get(key), Meta):
+            if meta.ge is not None and meta.le is not None:
+                what = f"in [{meta.ge}, {meta.le}]"
+    elif kind := _TYPE.match(message):
+        kinds = [_TYPES.get(each, each) for each in kind[1].split(" | ") if each != "null"]
+        what = " or ".join(
+            one for one in kinds if one != "a whole number" or "a number" not in kinds
+        )
+    else:
+        return InputError(f"expected {name} to be correct, got {value!r}: {message}")
+    return InputError(f"expected {name} to be {what}, got {value!r}")
+
+
+def _parts(hint: Any, kind: Any) -> Iterator[Any]:
+    """Yield each ``Meta`` or ``Literal`` in a type."""
+    if get_origin(hint) is kind or (kind is Meta and isinstance(hint, Meta)):
+        yield hint
+    elif kind is Meta and get_origin(hint) is Annotated:
+        yield from (part for part in hint.__metadata__ if isinstance(part, Meta))
+    else:
+        for part in get_args(hint):
+            yield from _parts(part, kind)
