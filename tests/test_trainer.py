@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -439,6 +440,14 @@ def test_a_resumed_training_equals_the_undisturbed_one(step, checkpoints, tmp_pa
     assert torch.equal(weights(resumed.model), weights(whole.model))
 
 
+def test_a_training_that_was_saved_after_its_last_step_is_complete(checkpoints, tmp_path):
+    whole, folder = checkpoints
+    changes = {**RESUMED, "save_strategy": "no"}
+    resumed = trained("dropout", tmp_path, resume=str(folder / "checkpoint-21"), **changes)
+    assert resumed.pruner.position == whole.pruner.position
+    assert torch.equal(resumed.pruner.counts, whole.pruner.counts)
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused(checkpoints, tmp_path):
     _, folder = checkpoints
     inside = str(folder / "checkpoint-2")
@@ -744,7 +753,7 @@ def test_the_losses_of_texts_are_means_over_their_tokens():
     logits[0, 0, 5] = 3.0
     labels = torch.tensor([[1, 5, -100, -100], [1, 2, 3, 4], [-100, -100, -100, -100]])
     first = F.cross_entropy(logits[0, :1], torch.tensor([5])).item()
-    given = {"smoothing": 0.0, "multi_label": False}
+    given: dict[str, Any] = {"smoothing": 0.0, "multi_label": False}
     losses = losses_of_samples({"logits": logits}, labels, shifts=True, **given)
     torch.testing.assert_close(losses, torch.tensor([first, math.log(8), 0.0]))
     assert losses_of_samples({"logits": logits}, labels, shifts=False, **given)[0] != losses[0]

@@ -2,6 +2,7 @@
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -204,7 +205,7 @@ def test_a_resumed_training_equals_the_undisturbed_one(kind, tmp_path):
 def test_the_losses_of_a_fused_head_are_those_of_the_logits(tmp_path):
     trainer, _ = trained("sft", tmp_path, POLICY)
     batch = trainer.data_collator([trainer.train_dataset[number] for number in range(BATCH)])
-    given = {"smoothing": 0.0, "shifts": True, "multi_label": False}
+    given: dict[str, Any] = {"smoothing": 0.0, "shifts": True, "multi_label": False}
     with torch.no_grad():
         passes = trainer.model(**batch, fused_lm_head=True), trainer.model(**batch)
     fused, plain = (losses_of_samples(outputs, batch["labels"], **given) for outputs in passes)
