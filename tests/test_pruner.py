@@ -1,5 +1,6 @@
 """The contract of Pruner in one process: when counts change, what is recorded, and the state."""
 
+import copy
 import pickle
 import weakref
 
@@ -897,3 +898,45 @@ def test_a_pruner_that_is_pickled_within_an_epoch_keeps_its_losses():
             used.record(batch, values)
         used.end_epoch()
     assert saved(other) == saved(pruner)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learned": {}},
+        {"totals": {"other": 1}},
+        {"recorded": {}},
+        {"watch": {"num_classes": 3}},
+        {"progress": {}},
+        {"seed": 4},
+    ],
+)
+def test_a_state_that_is_refused_changes_nothing(change):
+    pruner, other = (made(fp.InfoBatch(4), batch_size=16) for _ in range(2))
+    for one, batches in ((pruner, 3), (other, 5)):
+        for index in one.sampler.order().split(16)[:batches]:
+            logits = torch.randn(len(index), 3, generator=torch.Generator().manual_seed(batches))
+            one.record(index, losses_of(batches, index), logits, index % 3)
+    before = saved(pruner)
+    with pytest.raises(InputError):
+        pruner.load_state_dict(other.state_dict() | change)
+    assert saved(pruner) == before
+
+
+def test_a_wrong_index_is_refused_in_any_batch_of_any_policy():
+    pruner = made(fp.FullData(2), batch_size=16)
+    first, second, *_ = pruner.sampler.order().split(16)
+    pruner.record(first, torch.ones(16))
+    for wrong in (-1, N, 1000):
+        index = second.clone()
+        index[3] = wrong
+        with pytest.raises(InputError, match=rf"indices in 0\.\.{N - 1}, got"):
+            pruner.record(index, torch.ones(16))
+    pruner.record(second, torch.ones(16))
+    assert pruner.position.batches == 2
+
+
+def test_a_copy_has_the_same_data_set():
+    data = TensorDataset(torch.zeros(N, 2))
+    copied = copy.deepcopy(fp.Pruner(data, fp.FullData(2), batch_size=16))
+    assert copied.dataset.dataset is data

@@ -74,6 +74,10 @@ def slurm(
     made = read_recipe(recipe, changed)
     if out is not None:
         check_file("--out", out, [recipe, *inputs_of(made.as_dict())])
+        if out.is_file() and out.read_bytes()[:2] not in (b"", b"#!"):
+            raise InputError(
+                f"expected --out to be a script, got {out}, which is none: give another name"
+            )
     trained = [configured(made, configuration(text), same_update=False) for text in chosen]
     served = [one for one in trained or [made] if one.distributed.served]
     kind = "ray" if served or verb == "scale" else "one" if verb == "compare" else "all-reduce"
