@@ -2,7 +2,7 @@
 
     python benchmarks/watched_runs.py RUNS/random-0.npz recipes/resnet9.toml data.label_noise=0.3
 
-The training is that of ``fineprune train RECIPE --set ... pruning.policy=full``, bit for bit. The
+The training is that of ``fineprune train RECIPE ... pruning.policy=full``, bit for bit. The
 file has the samples and the logits of each step, so that ``label_ranking.py`` compares rankings
 without training again. A finished file is not made again.
 """

@@ -39,8 +39,10 @@ class SeenSamples:
         self._strict = strict
         self._once = once
         self.number = self.unplanned = 0
-        self._left: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
-        self._left[plan.kept.numpy()] = True
+        full = plan.number == num_samples
+        self._left: npt.NDArray[np.bool_] = np.full(num_samples, full, dtype=np.bool_)
+        if not full:
+            self._left[plan.kept.numpy()] = True
         if once:
             self._left[before] = False
 

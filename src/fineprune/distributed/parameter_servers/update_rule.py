@@ -145,11 +145,13 @@ def simulated_updates(
         idle[:] = [worker for worker in idle if worker not in started]
         return started
 
+    def following() -> list[Gradient]:
+        remaining = len(waiting) + len(computing) if batches is None else batches - done
+        return rule.next_update(waiting, list(computing.values()), version, remaining)
+
     start()
     while batches is None or done < batches:
-        remaining = len(waiting) + len(computing) if batches is None else batches - done
-        taken = rule.next_update(waiting, list(computing.values()), version, remaining)
-        if taken:
+        if taken := following():
             staleness = version - taken[0].version
             version += 1
             done += len(taken)
@@ -160,7 +162,9 @@ def simulated_updates(
                 idle += [gradient.worker for gradient in waiting]
                 waiting, computing = [], {}
             of = tuple(sorted(gradient.worker for gradient in taken))
-            yield Update(now, version, staleness, of, tuple(start()))
+            # Gradients that waited for the same one are applied before the next read.
+            readers = () if following() else tuple(start())
+            yield Update(now, version, staleness, of, readers)
             continue
         now, worker = heapq.heappop(ends)
         if worker in computing:

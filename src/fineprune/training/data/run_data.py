@@ -172,7 +172,7 @@ def _number_of_classes(train: Source, given: int | None) -> int:
     if not classes:
         raise InputError(
             f"expected network.classes for {train.place}, whose training set has no attribute "
-            f"classes: add --set network.classes=..."
+            f"classes: set network.classes"
         )
     if classes < 2:
         raise InputError(

@@ -98,7 +98,7 @@ class TrainingSettings:
             if getattr(self, other) in allowed:
                 if value is None:  # The dataclass is frozen for its users.
                     object.__setattr__(self, name, default)
-            elif value != unset:
+            elif value != unset and value != []:  # An empty list of TOML is an empty tuple.
                 none = "none" if unset is None else json.dumps(unset)
                 raise InputError(
                     f"expected training.{name} with training.{other} = {' or '.join(allowed)} "
