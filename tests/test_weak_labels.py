@@ -45,7 +45,7 @@ SMALL = {
         "evaluate_last": 1,
     },
     # The last epoch ends a window, at which the counts are cleared.
-    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64, "first_epoch": 3},
+    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
     "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off"},
 }
 TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")

@@ -4,6 +4,7 @@ Every file and folder appears under its name only when it is complete. Nothing h
 behind after an error or an interrupt.
 """
 
+import contextlib
 import hashlib
 import tarfile
 import tempfile
@@ -39,6 +40,7 @@ def fetch(url: str, md5: str, directory: Path) -> Path:
     check_installed("pooch", f"pooch to download {url}", "cli")
     import pooch
 
+    new = not directory.exists()
     with explaining(f"expected a folder to download to, cannot create {directory}"):
         directory.mkdir(parents=True, exist_ok=True)
     try:
@@ -52,6 +54,9 @@ def fetch(url: str, md5: str, directory: Path) -> Path:
     except ValueError as error:
         raise InputError(f"{first_line(error)}: download {url} again") from error
     except OSError as error:  # Those of requests, too.
+        if new:
+            with contextlib.suppress(OSError):  # It may hold what another process has written.
+                directory.rmdir()
         raise DownloadError(
             f"expected to download {url} to {directory}, but failed: {first_line(error)}: try "
             f"again, or put {file_name(url)} there yourself"
