@@ -265,12 +265,12 @@ def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([], "77 of 256 training labels are wrong; they are found with a ROC area of"),
+        ([], "77 of 256 labels are wrong; of 192 suspects "),
         (
             ["pruning.policy=full", "run.history=false"],
             "are wrong; the policy full suspects no samples\n",
         ),
-        (["data.label_noise=0"], "0 of 256 training labels are wrong\n"),
+        (["data.label_noise=0"], "0 of 256 labels are wrong\n"),
     ],
 )
 def test_train_says_in_one_line_what_was_found(changes, said, tmp_path, monkeypatch):

@@ -83,4 +83,6 @@ def _wrong_labels(summary: "Summary", found: "Detection") -> str:
         )
     if found.roc_area is not None:
         return f"{line}; the suspicion ranks them with a ROC area of {found.roc_area:.3f}"
+    if not found.wrong:
+        return line
     return f"{line}; the policy {summary.policy} suspects no samples"
