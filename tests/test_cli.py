@@ -340,6 +340,9 @@ import signal, torch
 from torch.utils.data import TensorDataset
 
 def data():
+    # Python ignores the signal if its parent does, as those in the background of a script do.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
     images = TensorDataset(torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64))
     return images, images
@@ -364,7 +367,6 @@ def test_ctrl_c_says_how_to_continue(verb, said, folder, monkeypatch):
     assert result.stderr.count("\n") == 1
 
 
-# Python ignores the signal if its parent does, as those in the background of a script do.
 PRESSED = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
