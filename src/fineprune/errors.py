@@ -143,6 +143,13 @@ def check_share(name: str, value: object, interval: str = "[0, 1]") -> float:
     return share
 
 
+def check_flag(name: str, value: object) -> bool:
+    """Return a truth value. InputError: it is something else."""
+    if not isinstance(value, bool):
+        raise InputError(f"expected {name} as True or False, got {value!r}")
+    return value
+
+
 def check_installed(module: str, needed: str, extra: str) -> None:
     """Raise InputError unless a module is installed. Imports nothing.
 

@@ -123,18 +123,23 @@ def check_first_batch(
         )
 
 
-def check_room(epoch: Epoch, shape: BatchShape, num_ranks: int, samples: int) -> None:
+def check_room(
+    epoch: Epoch, shape: BatchShape, num_ranks: int, samples: int, *, again: bool
+) -> None:
     """Raise InputError if an epoch takes no further batch of so many samples of all ranks.
 
-    Without a batch size, it is not known how the samples are grouped and which are repeated.
+    Without a batch size, it is not known how the samples are grouped and which are repeated. What
+    is noticed then is only a loop that begins a complete epoch ``again``.
     """
     batch = shape.samples_per_batch
+    if again:
+        raise _too_many(epoch, num_ranks > shape.num_replicas)
     if batch is None:
         return
     # Samples are repeated after the number of ranks has changed.
     most = -(-epoch.planned // batch) * batch + num_ranks - 1
     if epoch.complete or epoch.done + samples > most:
-        raise too_many(epoch, num_ranks > shape.num_replicas)
+        raise _too_many(epoch, num_ranks > shape.num_replicas)
     if batch < samples < epoch.planned:
         raise InputError(
             f"expected batches of at most {batch // num_ranks} samples on each rank, as Pruner's "
@@ -143,7 +148,7 @@ def check_room(epoch: Epoch, shape: BatchShape, num_ranks: int, samples: int) ->
         )
 
 
-def too_many(epoch: Epoch, sharded: bool) -> InputError:
+def _too_many(epoch: Epoch, sharded: bool) -> InputError:
     """Return the error of a batch for which an epoch has no room."""
     advice = (
         "loop over pruner.epochs() or pruner.iterate(loader), give the loader "

@@ -27,7 +27,6 @@ from fineprune.pruning.loop_checks import (
     check_room,
     checked_labels,
     compare_ranks,
-    too_many,
 )
 from fineprune.pruning.loop_warnings import LoopWarnings
 from fineprune.pruning.plan import EpochPlan, check_plan
@@ -46,7 +45,7 @@ from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import AllGather, Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunReport, RunTotals
-from fineprune.pruning.sampler import PruningSampler
+from fineprune.pruning.sampler import PruningSampler, samples_per_rank
 from fineprune.pruning.schedule import check_epoch
 from fineprune.pruning.seen_samples import SeenSamples
 from fineprune.pruning.step_counts import BatchShape, StepCounts
@@ -754,7 +753,7 @@ class Pruner(Untraced):
               ending epochs, without ``record``; it includes waiting for the GPU;
             - ``suspects``: at most ten samples whose labels should be checked first: the first ones
               of ``watch.suspects`` if logits are recorded and the ranks have merged, or else of
-              ``Policy.suspects``. Empty if the policy suspects none;
+              ``Policy.suspicion``. Empty if the policy suspects none;
             - ``facts``: what the evidence says of the labels, in sentences; see
               ``LabelWatch.facts``. Empty if no logits are recorded, or the ranks have not merged.
         """
@@ -864,7 +863,6 @@ class Pruner(Untraced):
         self._sampler_read = self._plan_read = self._read_again = False
         self._warnings.begin_epoch()
         self._rescaling = None if epoch.plan.weights is None else Rescaling(epoch.plan.weights)
-        self.sampler.follow(epoch.plan)
         epoch.planned = self._planned(epoch)
         self._start = min(epoch.done, epoch.planned)
         self.sampler.follow(epoch.plan, self._start)
@@ -873,10 +871,11 @@ class Pruner(Untraced):
 
     def _planned(self, epoch: Epoch) -> int:
         """Return the number of samples with which an epoch is complete."""
-        batch = self._shape.samples_per_batch
-        if batch is None or not self._shape.drop_last:
-            return self.sampler.total_size
-        return self._shape.batches_of(epoch.plan.number) * batch
+        shape = self._shape
+        if shape.drop_last and self._batch:
+            return shape.batches_of(epoch.plan.number) * self._batch
+        each = samples_per_rank(epoch.plan.number, shape.num_replicas, shape.drop_last)
+        return each * shape.num_replicas
 
     def _look_at_samples(self) -> None:
         """Check the indices of the current epoch from now on."""
@@ -918,7 +917,7 @@ class Pruner(Untraced):
             self._begin(losses)
         samples = len(losses) * self._num_ranks
         if samples > self._batch or epoch.done >= epoch.planned or self._read_again:
-            self._check_room(samples)
+            check_room(epoch, self._shape, self._num_ranks, samples, again=self._read_again)
         numbers = index.numpy() if index.is_cpu else None
         if numbers is not None:
             self._seen.check(numbers)
@@ -938,12 +937,6 @@ class Pruner(Untraced):
         if numbers is not None:
             self._seen.note(numbers)
         self._recorder.reduce_if_many(epoch.plan, self._seen)
-
-    def _check_room(self, samples: int) -> None:
-        """Raise InputError if the current epoch takes no further batch of so many samples."""
-        check_room(self._epoch, self._shape, self._num_ranks, samples)
-        if self._read_again:
-            raise too_many(self._epoch, self._num_ranks > self._shape.num_replicas)
 
     def _begin(self, losses: torch.Tensor) -> None:
         """Check what can be checked with the first batch of an epoch."""
@@ -1061,11 +1054,9 @@ class Pruner(Untraced):
             self._epoch = Epoch(self._choose(number), 0, restored=True)
         else:
             self._epoch = unfinished
-        complete = unfinished is not None and unfinished.complete
+        if self._epoch.unfinished and self._epoch.complete:
+            self._epoch.done = max(self._epoch.done, self._planned(self._epoch))
         self._follow(self._epoch)
-        if complete:
-            self._epoch.done = max(self._epoch.done, self._epoch.planned)
-            self._follow(self._epoch)
 
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in batches and steps of the current size."""

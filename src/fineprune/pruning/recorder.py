@@ -15,16 +15,13 @@ from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
 from fineprune.pruning.dropping_count import batch_means, batch_sums
 from fineprune.pruning.plan import EpochPlan, fingerprint
-from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.policies.policy import Losses, Marks, Means, Policy
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.seen_samples import SeenSamples
 
 # A single process reduces the losses when about so many wait (48 MB), however many samples an epoch
 # has. The host waits for the device each time.
 _REDUCE_AT = 1 << 22
-
-Losses = npt.NDArray[np.float32]
-Marks = npt.NDArray[np.bool_]
 
 
 class Recorder:
@@ -169,9 +166,7 @@ class Recorder:
                 f"{plan.epoch}: call pruner.record(index, losses, logits, labels) on every rank"
             )
 
-    def _add_up(
-        self, index: npt.NDArray[np.int64], losses: Losses, means: npt.NDArray[Any]
-    ) -> None:
+    def _add_up(self, index: npt.NDArray[np.int64], losses: Losses, means: Means) -> None:
         if self._policy.needs_losses:
             if self._losses is None:
                 self._losses = np.full(self._num_samples, np.nan, dtype=np.float32)

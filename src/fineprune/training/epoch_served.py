@@ -1,8 +1,8 @@
 """Trains one epoch with parameter servers and workers, which this process drives.
 
-The pruner runs in this process, which plans each epoch, sends the batches to the
-workers, and records the losses that they return, one update at a time. Therefore, with every
-strategy, each kept sample is trained by one worker per epoch, and all workers follow the same plan.
+The pruner runs in this process, which plans each epoch, sends the batches to the workers, and
+records the losses that they return, one update at a time. Therefore, with every strategy, each kept
+sample is trained by one worker per epoch, and all workers follow the same plan.
 """
 
 import contextlib

@@ -12,7 +12,7 @@ from fineprune.errors import InputError, check_one_of, check_share, check_whole_
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import keep_least_counted
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.policies.policy import Policy, Training
+from fineprune.pruning.policies.policy import Losses, Marks, Policy, Training
 from fineprune.pruning.rates import Rates
 from fineprune.pruning.step_budget import StepBudget
 
@@ -133,11 +133,7 @@ class Adaptive(Policy):
         return EpochPlan(epoch, torch.from_numpy(keep_least_counted(order, number, rng)))
 
     def learn(
-        self,
-        epoch: int,
-        losses: npt.NDArray[np.float32] | None,
-        above_mean: npt.NDArray[np.bool_] | None,
-        ranking: Ranking | None,
+        self, epoch: int, losses: Losses | None, above_mean: Marks | None, ranking: Ranking | None
     ) -> None:
         """Charge the steps of the epoch, note which samples were trained, and take the scores."""
         assert losses is not None

@@ -13,7 +13,7 @@ from fineprune.pruning.alignment import Floats, alignment, clean_indices
 from fineprune.pruning.dropping_count import Counts, add_marks, counts_dtype
 from fineprune.pruning.lowest import lowest
 from fineprune.pruning.policies.infobatch import InfoBatch
-from fineprune.pruning.policies.policy import Training
+from fineprune.pruning.policies.policy import Losses, Marks, Training
 
 # The share of the samples that stand in for clean ones. The paper finds 1 % to be enough.
 _REFERENCE = 0.01
@@ -97,11 +97,7 @@ class AlignPrune(InfoBatch):
         self._seen: Counts = np.zeros(number, dtype=counts_dtype(self.epochs))
 
     def learn(
-        self,
-        epoch: int,
-        losses: Floats | None,
-        above_mean: npt.NDArray[np.bool_] | None,
-        ranking: Ranking | None,
+        self, epoch: int, losses: Losses | None, above_mean: Marks | None, ranking: Ranking | None
     ) -> None:
         """Add the losses of the epoch to the trajectories and the means."""
         assert losses is not None

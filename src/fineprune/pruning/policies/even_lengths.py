@@ -1,7 +1,15 @@
 """The lengths of the epochs of policies that save a given share, evenly over some epochs."""
 
+import math
+
 from fineprune.errors import InputError, check_share
 from fineprune.pruning.policies.policy import Training
+
+
+def num_annealed(anneal: float, epochs: int) -> int:
+    """Return how many last epochs train all samples."""
+    # Rounded up, except for an error such as that of 0.07 * 100 = 7.000000000000001.
+    return math.ceil(anneal * epochs - 1e-9)
 
 
 def checked_save(save: float, shortened: int, epochs: int) -> float:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_share
@@ -18,7 +17,7 @@ from fineprune.pruning.dropping_count import (
     keep_least_counted,
 )
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.policies.policy import Training, prune_count
+from fineprune.pruning.policies.policy import Losses, Marks, Means, Training, prune_count
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.schedule import Schedule
 
@@ -94,18 +93,12 @@ class FinePruning(ScheduledPolicy):
         kept = keep_least_counted(self._counts, number, rng)
         return EpochPlan(epoch, torch.from_numpy(kept))
 
-    def exceeds(
-        self, losses: npt.NDArray[np.float32], means: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.bool_]:
+    def exceeds(self, losses: Losses, means: Means) -> Marks:
         """Return which losses exceed the mean of their batch by more than the tolerance."""
         return exceeds(losses, means, self.tolerance)
 
     def learn(
-        self,
-        epoch: int,
-        losses: npt.NDArray[np.float32] | None,
-        above_mean: npt.NDArray[np.bool_] | None,
-        ranking: Ranking | None,
+        self, epoch: int, losses: Losses | None, above_mean: Marks | None, ranking: Ranking | None
     ) -> None:
         """Clear the counts if the epoch is a boundary, then add the marks of the epoch."""
         assert above_mean is not None

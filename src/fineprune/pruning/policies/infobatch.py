@@ -1,17 +1,16 @@
 """InfoBatch: skip some of the samples whose loss is below the mean, and weight the others up."""
 
-import math
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_share
+from fineprune.errors import InputError, check_flag, check_share
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.policies.even_lengths import checked_save, even_lengths
-from fineprune.pruning.policies.policy import Policy, Training
+from fineprune.pruning.policies.even_lengths import checked_save, even_lengths, num_annealed
+from fineprune.pruning.policies.policy import Losses, Marks, Policy, Training
 
 _PRUNE = 0.5
 
@@ -121,11 +120,7 @@ class InfoBatch(Policy):
         )
 
     def learn(
-        self,
-        epoch: int,
-        losses: npt.NDArray[np.float32] | None,
-        above_mean: npt.NDArray[np.bool_] | None,
-        ranking: Ranking | None,
+        self, epoch: int, losses: Losses | None, above_mean: Marks | None, ranking: Ranking | None
     ) -> None:
         """Remember the last loss of each trained sample."""
         assert losses is not None
@@ -140,19 +135,6 @@ class InfoBatch(Policy):
     def _scores(self, epoch: int, rng: np.random.Generator) -> npt.NDArray[np.floating[Any]]:
         """Return what is compared with its mean, shape (N,), NaN if unknown: the last losses."""
         return self.losses
-
-
-def num_annealed(anneal: float, epochs: int) -> int:
-    """Return how many last epochs train all samples."""
-    # Rounded up, except for an error such as that of 0.07 * 100 = 7.000000000000001.
-    return math.ceil(anneal * epochs - 1e-9)
-
-
-def check_flag(name: str, value: object) -> bool:
-    """Return a truth value. InputError: it is something else."""
-    if not isinstance(value, bool):
-        raise InputError(f"expected {name} as True or False, got {value!r}")
-    return value
 
 
 def below_mean(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:

@@ -19,6 +19,11 @@ from fineprune.pruning.dropping_count import exceeds
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.rates import Rates
 
+# One value per loss or sample: a loss, the mean of its batch, and whether it exceeds this mean.
+Losses = npt.NDArray[np.float32]
+Means = npt.NDArray[np.float64]
+Marks = npt.NDArray[np.bool_]
+
 
 @dataclass(frozen=True, eq=False)
 class Training:
@@ -114,9 +119,7 @@ class Policy(ABC):
             rng: The random stream of this epoch, which is the same on every rank.
         """
 
-    def exceeds(
-        self, losses: npt.NDArray[np.float32], means: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.bool_]:
+    def exceeds(self, losses: Losses, means: Means) -> Marks:
         """Return which losses count as above the mean of their batch, shape (n,) as both arguments.
 
         NaN and infinite losses, and those of a batch whose mean is NaN, must not count. By default,
@@ -125,11 +128,7 @@ class Policy(ABC):
         return exceeds(losses, means, 0.0)
 
     def learn(  # noqa: B027
-        self,
-        epoch: int,
-        losses: npt.NDArray[np.float32] | None,
-        above_mean: npt.NDArray[np.bool_] | None,
-        ranking: Ranking | None,
+        self, epoch: int, losses: Losses | None, above_mean: Marks | None, ranking: Ranking | None
     ) -> None:
         """Learn from an epoch that has ended. The arguments are the same on every rank.
 

@@ -6,13 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import check_share
+from fineprune.errors import check_flag, check_share
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import Counts, add_marks, counts_dtype
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.policies.even_lengths import checked_save, even_lengths
-from fineprune.pruning.policies.infobatch import check_flag, num_annealed
-from fineprune.pruning.policies.policy import Policy, Training
+from fineprune.pruning.policies.even_lengths import checked_save, even_lengths, num_annealed
+from fineprune.pruning.policies.policy import Losses, Marks, Means, Policy, Training
 
 
 class RePB(Policy):
@@ -102,20 +101,14 @@ class RePB(Policy):
             weights = torch.from_numpy((epoch / np.maximum(self._trained, 1)).astype(np.float32))
         return EpochPlan(epoch, torch.from_numpy(np.sort(np.concatenate(chosen))), weights)
 
-    def exceeds(
-        self, losses: npt.NDArray[np.float32], means: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.bool_]:
+    def exceeds(self, losses: Losses, means: Means) -> Marks:
         """Return which losses reached the mean of their batch."""
         with np.errstate(invalid="ignore"):  # A comparison with NaN is False, as it should be here.
             reached: npt.NDArray[np.bool_] = (losses >= means) & np.isfinite(losses)
         return reached
 
     def learn(
-        self,
-        epoch: int,
-        losses: npt.NDArray[np.float32] | None,
-        above_mean: npt.NDArray[np.bool_] | None,
-        ranking: Ranking | None,
+        self, epoch: int, losses: Losses | None, above_mean: Marks | None, ranking: Ranking | None
     ) -> None:
         """Take which samples reached the mean, and count those that the epoch trained."""
         assert losses is not None

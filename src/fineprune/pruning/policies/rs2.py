@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import check_flag
 from fineprune.pruning.plan import EpochPlan, random_plan
 from fineprune.pruning.policies.even_lengths import checked_save
 from fineprune.pruning.policies.policy import Policy, Training, prune_count
@@ -41,10 +41,8 @@ class RS2(Policy):
 
     def __init__(self, epochs: float, save: float = 0.35, *, replacement: bool = False) -> None:
         super().__init__(epochs)
-        if not isinstance(replacement, bool):
-            raise InputError(f"expected replacement as True or False, got {replacement!r}")
         self.save = checked_save(save, self.epochs, self.epochs)
-        self.replacement = replacement
+        self.replacement = check_flag("replacement", replacement)
         # The current round and its order. It is made again if it is missing.
         self._round = -1
         self._order: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
