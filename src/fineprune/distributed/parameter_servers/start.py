@@ -89,7 +89,7 @@ def parameter_servers(
     )
     with ray_session(places.cpus, stop):
         placement = Placement(places, stop)
-        training = Training(strategy, placement, model, build, optimizer, state, stop)
+        training = Training(strategy, placement, model, layout, build, optimizer, state, stop)
         try:
             yield training
         finally:

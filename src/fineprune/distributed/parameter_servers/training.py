@@ -33,7 +33,7 @@ from fineprune.distributed.parameter_servers.failures import (
     dead_actor,
     failure_of,
 )
-from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
+from fineprune.distributed.parameter_servers.flat_layout import FlatLayout, not_served
 from fineprune.distributed.parameter_servers.placement import Placement, available
 from fineprune.distributed.parameter_servers.ray_session import RayHealth
 from fineprune.distributed.parameter_servers.server import (
@@ -98,13 +98,14 @@ class Training:
         strategy: Strategy,
         placement: Placement,
         model: nn.Module,
+        layout: FlatLayout,
         build: Build,
         optimizer: MakeOptimizer,
         state: dict[str, Any] | None,
         stop: Stop,
     ) -> None:
         self._strategy, self._placement, self._stop = strategy, placement, stop
-        self._layout = layout = flat_layout(model, strategy.servers)
+        self._layout = layout
         quorum = strategy.quorum if strategy.synchronous else None
         self._rule = UpdateRule(quorum, strategy.staleness_bound)
         self._build, self._optimizer = ray.put(build), ray.put(optimizer)
