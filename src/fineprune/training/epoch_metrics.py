@@ -19,7 +19,7 @@ from fineprune.training.evaluate import Evaluation, evaluate
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.suspicion import Suspicion, detection, suspicion_by_evidence, suspicion_of
 from fineprune.training.train_state import EpochTotals, TrainState
-from fineprune.writing import replacing
+from fineprune.writing import make_folder, replacing
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -49,8 +49,7 @@ def end_of_epoch(state: TrainState, epoch: int, totals: EpochTotals) -> EpochEnd
     The evidence on the labels is merged where ``write_epoch`` needs it.
     """
     policy, wrong_known = state.pruner.policy, state.data.wrong is not None
-    keeps_evidence = _is_last(state, epoch) and state.recipe.run.history
-    if state.pruner.watch is not None and (wrong_known or keeps_evidence):
+    if state.pruner.watch is not None and (wrong_known or _is_last(state, epoch)):
         state.pruner.synchronize()
     ends_window = isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch)
     suspicion = suspicion_of(policy) if wrong_known and ends_window else None
@@ -142,12 +141,13 @@ def write_epoch(
         write_array(epoch_file(files.counts, epoch), counts.numpy())
     if end.history is not None:
         write_array(epoch_file(files.history, epoch), end.history)
-        if last and watch is not None:  # Before anything reads the evidence, which rounds it.
+    if last and (end.history is not None or watch is not None):
+        make_folder(files.history)
+        if watch is not None:  # Before anything reads the evidence, which rounds it.
             with replacing(files.history / EVIDENCE) as file:
                 torch.save(watch.state_dict(), file)
-        if last:
-            _write_labels(state, files)
-        if last and evaluation is not None:
+        _write_labels(state, files)
+        if evaluation is not None:
             both = np.stack([evaluation.labels.numpy(), evaluation.predictions.numpy()])
             write_array(files.history / EVALUATED, pack_classes(both, state.data.classes))
     append_metrics(files.metrics, metrics)
