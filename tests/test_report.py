@@ -29,7 +29,7 @@ from fineprune.report.figures.counts import draw_counts
 from fineprune.report.figures.curves import draw_curves
 from fineprune.report.figures.sample_losses import draw_sample_losses
 from fineprune.report.figures.schedule import schedule_svg
-from fineprune.report.paper import RESULTS, paper_table
+from fineprune.report.paper_one import RESULTS, paper_table
 from fineprune.report.table import rich_table
 from fineprune.runs.run import read_run, read_runs
 

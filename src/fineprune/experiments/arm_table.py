@@ -161,7 +161,7 @@ class Row:
         steps: The number of optimizer steps.
         seconds_train: The wall-clock time of the training in seconds, including the bookkeeping and
             excluding the evaluation.
-        predicted_saving: The fraction that the paper's formulas predict; see ``predicted_saving``.
+        predicted_saving: The fraction that the paper's formulas predict; see ``Formulas``.
         time_saved: The fraction of the training time of ``full`` that is saved, paired by seed.
         saved_in_epochs: The fraction of the training time that is saved, computed from median
             times of each run's epochs; see ``saved_in_epochs``.
@@ -267,15 +267,42 @@ def mean_known(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def predicted_saving(run: Run, full: Run) -> float:
-    """Return the fraction of the time that formulas 2 to 7 of [P] predict a run to save.
+@dataclass(frozen=True)
+class Formulas:
+    """Formulas 2 to 7 of [P] for a run, with times from full training with the same seed.
 
-    T is the time of a step of the full run with the same seed, b the number of steps (formula 5
-    with fewer batches in pruned epochs), and t0 the run's own bookkeeping (formula 6).
+    Attributes:
+        step: T, the seconds of a step: the median over the epochs of full training.
+        steps, steps_full: The number of steps of the run (formula 5 with fewer batches in pruned
+            epochs) and of full training.
+        overhead: The sum of t0 over the pruned epochs: the run's own bookkeeping, in seconds.
     """
-    step = full.summary.seconds_train / full.summary.steps
-    seconds = step * run.summary.steps + run.summary.seconds_bookkeeping
-    return 1 - seconds / full.summary.seconds_train
+
+    step: float
+    steps: int
+    steps_full: int
+    overhead: float
+
+    @property
+    def regular(self) -> float:
+        """The time of full training, in seconds (formula 2)."""
+        return self.steps_full * self.step
+
+    @property
+    def pruned(self) -> float:
+        """The time of the run, in seconds (formula 6)."""
+        return self.steps * self.step + self.overhead
+
+    @property
+    def saving(self) -> float:
+        """The fraction of the time that is saved (formula 7 divided by formula 2)."""
+        return 1 - self.pruned / self.regular
+
+
+def formulas(run: Run, full: Run) -> Formulas:
+    """Return what the paper's formulas predict for a run, given full training with its seed."""
+    step = statistics.median(line["seconds"] / line["steps"] for line in full.metrics)
+    return Formulas(step, run.summary.steps, full.summary.steps, run.summary.seconds_bookkeeping)
 
 
 def saved_in_epochs(run: Run) -> float | None:
@@ -328,7 +355,7 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         skipped=mean_known(skipped),
         steps=statistics.fmean(run.summary.steps for run in runs),
         seconds_train=statistics.fmean(run.summary.seconds_train for run in runs),
-        predicted_saving=mean_known(predicted_saving(*pair) for pair in with_full),
+        predicted_saving=mean_known(formulas(*pair).saving for pair in with_full),
         time_saved=mean_difference(saved) if saved else None,
         saved_in_epochs=mean_known(saved_in_epochs(run) for run in runs),
         seconds_bookkeeping=statistics.fmean(run.summary.seconds_bookkeeping for run in runs),

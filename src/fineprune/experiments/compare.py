@@ -194,7 +194,7 @@ def compare(
 def _result(run: PlannedRun) -> str:
     """Return what a run reached and, if full training with its seed is finished, what it saved."""
     # Imported here, because scipy takes long.
-    from fineprune.experiments.arm_table import predicted_saving
+    from fineprune.experiments.arm_table import formulas
 
     summary = read_summary(run.folder / SUMMARY)
     said = f"accuracy {summary.accuracy_last:.2%}"
@@ -202,7 +202,7 @@ def _result(run: PlannedRun) -> str:
     if run.name == FULL or not (full / SUMMARY).exists():
         return said
     seconds = read_summary(full / SUMMARY).seconds_train
-    predicted = predicted_saving(read_run(run.folder), read_run(full))
+    predicted = formulas(read_run(run.folder), read_run(full)).saving
     saved = 1 - summary.seconds_train / seconds
     return f"{said}, saved {saved:.1%} of the time (predicted {predicted:.1%})"
 

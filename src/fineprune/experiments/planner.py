@@ -27,6 +27,7 @@ from fineprune.experiments.controls import with_epochs
 from fineprune.experiments.planned_run import OnProgress
 from fineprune.experiments.scale import scale
 from fineprune.experiments.scale_table import Scaled, phases_of, read_scaling, steps_per_second
+from fineprune.runs.run import split_by
 from fineprune.training.convert import Count, Positive, check_known, converted
 from fineprune.training.forecast import cost_is_known, saved_share
 from fineprune.training.recipe import Recipe
@@ -382,19 +383,23 @@ def costs_of_runs(runs: Sequence[Scaled]) -> Costs:
         runs: The runs of ``one`` and of ``async 1+1``; others are not read. Without ``async 1+1``,
             an exchange costs nothing but the network.
     """
-    by_text = {scaled.configuration.text: scaled for scaled in runs}
+    by_text = split_by(lambda scaled: scaled.configuration.text, runs)
     if ONE not in by_text:
         raise InputError(f"expected a run of {ONE!r} to measure a step, got {', '.join(by_text)}")
-    alone = by_text[ONE].run
-    step = 1 / steps_per_second(alone)
+    alone = by_text[ONE][0].run
+    step = _seconds_per_step(by_text[ONE])
     samples = int(alone.recipe["training"]["batch_size"])
     made = Costs(step, samples, 4e-6 * alone.summary.parameters)
     if "async 1+1" not in by_text:
         return made
-    served = by_text["async 1+1"].run
-    update = phases_of(served).get("apply", 0.0)
-    exchange = max(0.0, 1 / steps_per_second(served) - step - update)
+    served = by_text["async 1+1"]
+    update = statistics.median(phases_of(scaled.run).get("apply", 0.0) for scaled in served)
+    exchange = max(0.0, _seconds_per_step(served) - step - update)
     return replace(made, exchange=exchange, update=update)
+
+
+def _seconds_per_step(runs: Sequence[Scaled]) -> float:
+    return statistics.median(1 / steps_per_second(scaled.run) for scaled in runs)
 
 
 def sample_steps(recipe: Recipe, num_samples: int, target: Target) -> tuple[float, float | None]:

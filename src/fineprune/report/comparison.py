@@ -19,7 +19,7 @@ from fineprune.report.figures.drawing import Drawing, drawn
 from fineprune.report.figures.sample_losses import draw_sample_losses
 from fineprune.report.figures.samples import draw_samples
 from fineprune.report.page_template import write_page
-from fineprune.report.paper import paper_table
+from fineprune.report.paper_one import paper_table
 from fineprune.report.wrong_labels import found_rows, found_table
 from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run, split_by

@@ -100,7 +100,6 @@ def write_plan_page(
         "per update": costs.update,
     }
     facts = [
-        ("Recommended", plan.recommended.configuration),
         (
             "Cluster",
             f"up to {cluster.nodes:,} nodes with {cluster.accelerators} workers; links: {link}",
@@ -114,11 +113,11 @@ def write_plan_page(
     ]
     write_page(
         path,
-        "scale.html.j2",
+        "results.html.j2",
         title=f"{title}: predicted workers and servers",
+        lead=f"Recommended: {plan.recommended.configuration}.",
+        parts=[*planned_tables(plan, every=True), draw_planned(plan)],
+        notes=_CAVEATS,
         facts=facts,
-        tables=planned_tables(plan, every=True),
-        drawings=[draw_planned(plan)],
-        caveats=_CAVEATS,
-        recipe=recipe.strip(),
+        recipes=[recipe.strip()],
     )
