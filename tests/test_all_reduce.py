@@ -393,14 +393,14 @@ def test_the_ranks_wait_for_the_evaluation_before_their_next_collective(tmp_path
         yield
         done.append(work)
 
-    def evaluate(self, metrics):
+    def write_results(self, metrics, seen):
         done.append("evaluated")
 
     def state_dict(self, totals):
         raise Stop
 
     monkeypatch.setattr(RankGroup, "wait_for_main", wait_for_main)
-    monkeypatch.setattr(Trainer, "_evaluate", evaluate)
+    monkeypatch.setattr(Trainer, "_write_results", write_results)
     monkeypatch.setattr(Trainer, "state_dict", state_dict)
     with pytest.raises(Stop):
         train(make_recipe(RECIPE), tmp_path / "run")
