@@ -26,8 +26,8 @@ from fineprune.datasets.image_set import ImageSet
 from fineprune.errors import InputError
 from fineprune.importing import call_attribute
 from fineprune.networks.registry import build_network
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.trainer import train
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,15 +14,15 @@ from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.experiments.compare import plan_runs
 from fineprune.experiments.controls import make_arms
 from fineprune.runs.files import read_metrics
-from fineprune.training import hardware, loop
+from fineprune.training import hardware
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
-from fineprune.training.epoch_local import train_epoch_locally
 from fineprune.training.hardware import resolved
-from fineprune.training.loop import train
+from fineprune.training.local_epochs import LocalEpochs
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.recipe import make_recipe
 from fineprune.training.settings.training import OptimizerName, TrainingSettings
+from fineprune.training.trainer import train
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -135,15 +135,17 @@ def test_the_end_of_an_epoch_waits_for_every_kind_of_device(monkeypatch):
     [("on", "sgd"), *(("off", name) for name in get_args(OptimizerName))],
 )
 def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
-    def watched(state, epoch, totals, save, stop):
+    train_epoch = LocalEpochs.train
+
+    def watched(self, epoch, *rest):
         # The first epoch makes buffers and compiles, which may wait.
         torch.cuda.set_sync_debug_mode("error" if epoch else "default")
         try:
-            return train_epoch_locally(state, epoch, totals, save, stop)
+            return train_epoch(self, epoch, *rest)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(loop, "train_epoch_locally", watched)
+    monkeypatch.setattr(LocalEpochs, "train", watched)
     made = recipe(
         "run.device=cuda",
         "run.precision=auto",

@@ -13,9 +13,7 @@ from fineprune.runs.run import read_run
 from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
-from fineprune.training.left_out import check_left_out
-from fineprune.training.recipe import Recipe, differences, method_of, read_written_recipe
-from fineprune.training.train_state import check_labels
+from fineprune.training.recipe import Recipe, differences, read_written_recipe
 
 
 def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary | None:
@@ -43,13 +41,8 @@ def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary
     previous = _check_recipe(recipe, folder)
     if folder.summary.exists():
         finished = read_run(folder.path).summary
-        without, begun = recipe.data.without, finished.left_out_sha256
-        if recipe.data.labels is not None or without is not None:
-            data = load_data(recipe)
-            check_labels(recipe, data, finished.labels_sha256)
-            check_left_out(without, data.left_out_digest, begun)
-        elif begun is not None:
-            check_left_out(None, None, begun)
+        if recipe.data.labels or recipe.data.without or finished.left_out_sha256:
+            load_data(recipe, finished.digests, folder.path)
         return finished
     # Before its first checkpoint, a run writes at most this many lines of metrics.
     epochs = 0 if folder.checkpoint.exists() else len(whole_lines(folder.metrics))
@@ -69,8 +62,7 @@ def recipe_of(folder: RunFolder) -> Recipe | None:
 def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
     """Read the checkpoint in a run's folder."""
     state = load_checkpoint(folder.checkpoint)
-    # An earlier version may have written settings that have since been found to have no effect.
-    _check_same_recipe(folder, differences(method_of(state["recipe"]), recipe.method()))
+    _check_same_recipe(folder, differences(state["recipe"], recipe.method()))
     return state
 
 

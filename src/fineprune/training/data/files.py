@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -24,7 +23,7 @@ from fineprune.datasets.image_crops import View
 from fineprune.datasets.image_decoder import BrokenImage, check_decoder, decode, has_more_bits
 from fineprune.datasets.image_list import ImageList, find_images, load_images, save_images
 from fineprune.datasets.label_file import DROP_WORD
-from fineprune.training.data.loaded import Keys, Loaded, LoadedBatches
+from fineprune.training.data.loaded import Keys, Loaded, LoadedSource
 from fineprune.training.data.source import UNREADABLE
 from fineprune.training.recipe import Recipe
 
@@ -38,46 +37,21 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 Item = tuple[int, Tensor | Broken, int]
 
 
-@dataclass(frozen=True, eq=False)
-class FileSource:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FileSource(LoadedSource):
     """A ``Source`` of image files.
 
     Attributes:
         images: The files of the whole data set.
         view: How images are cropped and resized.
-        index: Which of the images are the samples; int64, shape (N,).
-        labels: The class of each sample; integers, shape (N,).
-        evaluation_batch, workers, device: As for ``Source`` and ``LoadedSource``.
         broken_limit: The largest share of the files that may be broken.
-        evaluated: Whether the samples are for evaluation, where none replaces a broken one.
     """
 
     images: ImageList
     view: View
-    index: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.integer]
-    evaluation_batch: int
-    workers: int
-    device: str
     broken_limit: float
-    evaluated: bool = False
 
     sorted_by_class = True
-    overlaps = True
-    in_threads = True
-
-    @property
-    def place(self) -> str:
-        """The folder or the list."""
-        return str(self.images.source)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The name of each class."""
-        return self.images.classes
-
-    def __len__(self) -> int:
-        return len(self.index)
 
     def keys(self) -> tuple[str, ...]:
         """Return the path of each sample, relative to the folder of the images."""
@@ -92,21 +66,9 @@ class FileSource:
         """Return the digest of the relative paths of all images and their classes."""
         return self.images.digest()
 
-    def part(
-        self, index: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None = None
-    ) -> "FileSource":
-        """Return some of the samples; see ``Source``."""
-        given = self.labels[index] if labels is None else labels
-        return replace(self, index=self.index[index], labels=given)
-
     def plain(self, train: "FileSource") -> "FileSource":
-        """Return the centre of each image, with the classes of the training set."""
-        view = View(self.view.size, self.view.resize)
-        return replace(self, view=view, evaluated=True)
-
-    def open(self) -> LoadedBatches:
-        """Return what reads the batches."""
-        return LoadedBatches(self)
+        """Return the centre of each image."""
+        return replace(super().plain(train), view=View(self.view.size, self.view.resize))
 
     def show(self, sample: int) -> Any:
         """Return an image of Pillow, or a text: a page needs most of its samples."""
@@ -135,14 +97,14 @@ class FileSource:
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, self.view.size, device)
         return lambda pixels: normalise(pixels.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
-    def __getitems__(self, keys: Keys, map_all: Any = map) -> Loaded:
+    def __getitems__(self, keys: Keys) -> Loaded:
         """Read a batch, in which none of the files is broken. ``x`` is uint8, (B, 3, size, size).
 
         In an evaluation, broken files are left out. In the training, the next sample that is not
         broken replaces each of them; after the last one comes the first one. The index of a
         replaced sample is that of its replacement.
         """
-        items = list(map_all(self.read, *zip(*keys, strict=True)))
+        items = [self.read(epoch, sample) for epoch, sample in keys]
         good = [place for place, item in enumerate(items) if isinstance(item[1], Tensor)]
         used = [items[place] for place in good]
         if good and not self.evaluated:
@@ -158,6 +120,7 @@ class FileSource:
 
     def read(self, epoch: int, sample: int) -> Item:
         """Return a sample, its pixels or what is broken, and its class."""
+        assert self.labels is not None
         image, label, view = int(self.index[sample]), int(self.labels[sample]), self.view
         try:
             pixels = decode(
@@ -198,13 +161,15 @@ def open_files(recipe: Recipe, folder: Path | None) -> tuple[FileSource, FileSou
 
     def source(images: ImageList) -> FileSource:
         return FileSource(
-            images,
-            view,
-            np.arange(len(images)),
-            images.labels,
+            place=str(images.source),
+            device=recipe.run.device,
+            classes=images.classes,
+            index=np.arange(len(images)),
+            labels=images.labels,
             evaluation_batch=recipe.training.batch_size,
             workers=settings.workers,
-            device=recipe.run.device,
+            images=images,
+            view=view,
             broken_limit=settings.broken_limit or 0.0,
         )
 
