@@ -100,22 +100,19 @@ def test_the_first_page_has_every_table_and_figure(runs_one, tmp_path):
 
 def test_formulas_are_predicted_and_measured(runs_one):
     (lenet, resnet) = grouped(runs_one)
-    found = dict(
-        line[:2] for line in formulas_table([lenet, resnet]).lines if line[0] != "measured"
-    )
+    lines = formulas_table([lenet, resnet]).lines
+    found = {name: cell for name, cell, _ in lines if name != "measured"}
     pairs = [
         (pruned.summary, full)
         for pruned in lenet.of("fine-pruning")
         for full in lenet.of("full")
         if full.summary.seed == pruned.summary.seed
     ]
-    step = [
-        sorted(line["seconds"] / line["steps"] for line in full.metrics)[9:11] for _, full in pairs
-    ]
-    regular = sum(
-        sum(middle) / 2 * full.summary.steps for middle, (_, full) in zip(step, pairs, strict=True)
-    )
-    assert found["t_regular (2), s: predicted"] == f"{regular / 3:,.1f}"
+    regular = 0.0
+    for _, full in pairs:
+        middle = sorted(line["seconds"] / line["steps"] for line in full.metrics)[9:11]
+        regular += sum(middle) / 2 * full.summary.steps / 3
+    assert found["t_regular (2), s: predicted"] == f"{regular:,.1f}"
     assert found["n_prune, Algorithm 2"] == str(pairs[0][0].pruned_epochs)
     assert found["b_prune, steps per epoch (5)"] == f"{pairs[0][0].steps / 20:.1f}"
 
@@ -137,7 +134,7 @@ def test_claims_say_what_the_seeds_decide(runs_one):
         for run in runs_one
     ]
     lines = {line[0]: line[1:] for line in claims_one(slow).lines}
-    assert lines["lenet: fine-pruning saves time, %"][2] == "open"  # no variation between seeds
+    assert lines["lenet: fine-pruning saves time, %"][2] == "no"
 
 
 def scaled(folder, text, seconds, losses, accuracy=0.9, served=None):
