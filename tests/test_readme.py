@@ -151,7 +151,7 @@ def test_the_tutorial_on_wrong_labels_finds_and_corrects_them(here, one_thread_e
                 rows = list(csv.DictReader(table))
             numbers = [int(Path(row["key"]).stem) for row in rows]
             for row, number in zip(rows[:25], numbers, strict=False):
-                row["label"] = f"digit-{names['digits'].target[number]}"
+                row["label"] = f"digit-{names['digits']['labels'][number]}"
             with (here / "labels.csv").open("w", newline="") as table:
                 writer = csv.DictWriter(table, list(rows[0]))
                 writer.writeheader()
@@ -170,7 +170,7 @@ def test_the_tutorial_on_wrong_labels_finds_and_corrects_them(here, one_thread_e
     assert sum(int(Path(key).stem) % 10 == 0 for key in keys) >= 16
     assert "data:image" in (here / "audit.html").read_text(encoding="utf-8")
     exec(compile(again, "<page>", "exec"), names)
-    x, y = names["pictures"].float() / 255, names["digits"].target
+    x, y = names["pictures"].float() / 255, names["digits"]["labels"]
     true = torch.tensor([y[int(file.stem)] for file in names["files"]])
     assert (names["model"](x).argmax(1) == true).float().mean() > 0.95
 
