@@ -64,7 +64,7 @@ def compare(file: Path, true: npt.NDArray[np.int64]) -> Result:
         losses.append((sorted_rows.logsumexp(1) - own).numpy())
         if epoch in AFTER:
             rankings = {
-                "watch": watch.scores().numpy(),
+                "watch": watch.ranking().scores.numpy(),
                 "loss": np.mean(losses, 0),
                 "AUM": margins,
                 "AlignPrune": misaligned(np.stack(losses, 1)),

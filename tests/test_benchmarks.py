@@ -112,7 +112,7 @@ def test_watched_runs_are_ranked(tmp_path, monkeypatch):
     train(recipe.replaced("pruning", policy="full"), tmp_path / "run")
     expected = read_evidence(tmp_path / "run", 256)
     with np.load(file) as arrays:
-        assert np.array_equal(arrays["labels"], expected.labels())
+        assert np.array_equal(arrays["labels"], expected.ranking().labels)
         assert len(arrays["order"]) == 6 * 256
         true = arrays["labels"].copy()
     true[:20] = (true[:20] + 1) % 10

@@ -156,7 +156,9 @@ def test_a_run_without_evidence_or_suspects_is_refused(first, tmp_path):
     shutil.copytree(first, tmp_path / "unsuspicious")
     watch = needed_evidence(first, N, "to test")
     sure = type(watch)(N, 10)
-    sure.record(torch.arange(N), 9.0 * torch.eye(10)[watch.labels()], watch.labels())
+    sure.record(
+        torch.arange(N), 9.0 * torch.eye(10)[watch.ranking().labels], watch.ranking().labels
+    )
     torch.save(sure.state_dict(), tmp_path / "unsuspicious/history/evidence.pt")
     with pytest.raises(InputError, match="which suspects none: leave out"):
         train(second(tmp_path / "unsuspicious"), tmp_path / "run")

@@ -185,7 +185,7 @@ def _write_labels(state: TrainState, files: RunFolder) -> None:
         labels = np.full_like(labels, UNKNOWN)
     if watch is not None:
         # What was recorded is what was trained, whatever the data set says.
-        seen = watch.labels().numpy()
+        seen = watch.ranking().labels.cpu().numpy()
         labels = np.where(seen >= 0, seen, labels)
     if (labels == UNKNOWN).any():
         return
