@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import fineprune as fp
 from fineprune.datasets.digits import load_digits
-from fineprune.training.suspicion import detection, suspicion_by_evidence
+from fineprune.training.detection import detection
 
 SEEDS = 3
 
@@ -167,8 +167,9 @@ def area(name: str, seeds: int) -> float:
     for seed in range(seeds):
         case = LABELS[name][0](torch.Generator().manual_seed(seed))
         wrong = (case.labels != case.true).numpy()
-        suspicion = suspicion_by_evidence(watched(case, seed))
-        found.append(detection(suspicion, wrong)["roc_area"])
+        ranking = watched(case, seed).ranking()
+        scores = ranking.scores.cpu().numpy()
+        found.append(detection(scores, ranking.num_suspects, wrong).roc_area)
     return float(sum(found) / seeds)
 
 

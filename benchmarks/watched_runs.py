@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from fineprune.labels.evidence import Evidence
-from fineprune.training.loop import train
 from fineprune.training.recipe import read_recipe
+from fineprune.training.trainer import train
 
 
 class Recorded:

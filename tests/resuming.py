@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fineprune.training.checkpoint import save_checkpoint
-from fineprune.training.loop import train
+from fineprune.training.trainer import train
 
 
 def falling_losses(number):
@@ -119,6 +119,6 @@ def train_until(when, recipe, folder, monkeypatch):
             raise Stop
 
     with monkeypatch.context() as patched:
-        patched.setattr("fineprune.training.loop.save_checkpoint", save_and_stop)
+        patched.setattr("fineprune.training.trainer.save_checkpoint", save_and_stop)
         with pytest.raises(Stop):
             train(recipe, folder)

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from fineprune.cli.main import app
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.forecast import forecast, predicted_cost
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("fast_spawn")
 

@@ -28,10 +28,10 @@ from fineprune.datasets.synthetic import make_synthetic
 from fineprune.distributed.all_reduce import RankGroup, joined
 from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
-from fineprune.runs.files import append_metrics, read_metrics
+from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import Trainer, train
 
 N, EPOCHS = 96, 6
 POLICY = fp.FinePruning(fp.Schedule(EPOCHS, window=3, start=1), prune=32)
@@ -393,16 +393,15 @@ def test_the_ranks_wait_for_the_evaluation_before_their_next_collective(tmp_path
         yield
         done.append(work)
 
-    def write_epoch(state, files, metrics, end):
+    def write_results(self, metrics, seen):
         done.append("evaluated")
-        append_metrics(files.metrics, metrics)
 
-    def checkpoint_state(state, totals):
+    def state_dict(self, totals):
         raise Stop
 
     monkeypatch.setattr(RankGroup, "wait_for_main", wait_for_main)
-    monkeypatch.setattr("fineprune.training.loop.write_epoch", write_epoch)
-    monkeypatch.setattr("fineprune.training.loop.checkpoint_state", checkpoint_state)
+    monkeypatch.setattr(Trainer, "_write_results", write_results)
+    monkeypatch.setattr(Trainer, "state_dict", state_dict)
     with pytest.raises(Stop):
         train(make_recipe(RECIPE), tmp_path / "run")
     assert done == ["evaluated", "epoch 0"]

@@ -23,9 +23,9 @@ def test_there_is_one_training_loop():
     loops = [
         str(file.relative_to(PACKAGE))
         for file in sorted(PACKAGE.rglob("*.py"))
-        if "def _train_epochs(" in file.read_text(encoding="utf-8")
+        if "in pruner.epochs(" in file.read_text(encoding="utf-8")
     ]
-    assert loops == ["training/loop.py"]
+    assert loops == ["training/trainer.py"]
 
 
 def members_of_classes():

@@ -14,8 +14,8 @@ import pytest
 
 from fineprune.labels.evidence import Evidence
 from fineprune.runs.history import read_evidence
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 pytestmark = pytest.mark.long
 

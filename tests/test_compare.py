@@ -24,8 +24,8 @@ from fineprune.runs.files import read_metrics, whole_lines
 from fineprune.runs.run import diverged_runs, read_run, read_runs
 from fineprune.training.data import load_data
 from fineprune.training.hardware import resolved
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("fast_spawn")
 

@@ -6,7 +6,6 @@ from fineprune.datasets.augment import Augment, draw
 from fineprune.datasets.image_set import ImageSet
 from fineprune.training.data import EpochLoader
 from fineprune.training.data.memory import MemorySource
-from fineprune.training.data.source import EvaluationBatches
 
 MEAN, STD = (0.49, 0.4, 0.3), (0.2, 0.25, 0.35)
 CROP_AND_FLIP = Augment(padding=4, flip=True)
@@ -31,16 +30,30 @@ def some_set(count=23, channels=3, height=6, width=5):
     return ImageSet(images, torch.arange(count) % 7, tuple("abcdefg"))
 
 
+def source(data, augment, seed, mean=MEAN, std=STD):
+    return MemorySource(
+        place="a set",
+        device="cpu",
+        classes=data.classes,
+        index=np.arange(len(data)),
+        labels=data.labels.numpy(),
+        images=data,
+        augment=augment,
+        seed=seed,
+        statistics=(mean, std),
+    )
+
+
 def make(
     data, sampler, batch_size=4, augment=CROP_AND_FLIP, seed=3, drop_last=False, mean=MEAN, std=STD
 ):
-    source = MemorySource("a set", data, augment, seed, "cpu", (mean, std))
-    return EpochLoader(source, sampler, batch_size, drop_last=drop_last)
+    return EpochLoader(
+        source(data, augment, seed, mean, std), sampler, batch_size, drop_last=drop_last
+    )
 
 
 def evaluation(data):
-    source = MemorySource("a set", data, Augment(), 0, "cpu", (MEAN, STD))
-    return EvaluationBatches(source, source.open())
+    return EpochLoader(source(data, Augment(), 0))
 
 
 def one_epoch(loader):
@@ -205,7 +218,7 @@ def test_evaluation_goes_through_everything_in_order_again_and_again():
     data = some_set(1023)
     batches = evaluation(data)
     for _ in range(2):
-        parts = list(batches)
+        parts = [batch for _, batch in batches]
         assert [len(x) for x, _ in parts] == [500, 500, 23]
         x = torch.cat([x for x, _ in parts])
         y = torch.cat([y for _, y in parts])
@@ -218,7 +231,7 @@ def test_evaluation_goes_through_everything_in_order_again_and_again():
 def test_evaluation_and_training_see_the_same_values():
     data = some_set()
     _, x, _ = one_epoch(make(data, FixedSampler(range(23)), augment=Augment()))
-    ((whole, _),) = evaluation(data)
+    ((_, (whole, _)),) = evaluation(data)
     assert torch.equal(x, whole)
 
 

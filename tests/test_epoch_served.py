@@ -19,10 +19,10 @@ from logged_events import on_events
 import fineprune as fp
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind
 from fineprune.errors import InputError, Stopped
-from fineprune.training.loop import train
 from fineprune.training.own_code import code_digest
 from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
+from fineprune.training.trainer import train
 
 pytest.importorskip("ray")
 

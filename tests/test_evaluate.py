@@ -7,10 +7,10 @@ from torch import nn
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run
 from fineprune.training.evaluate import evaluate
-from fineprune.training.loop import train
 from fineprune.training.network import precision
 from fineprune.training.recipe import make_recipe
 from fineprune.training.settings import RunSettings
+from fineprune.training.trainer import train
 
 AUTOCAST = precision(RunSettings(device="cpu", precision="float32"))
 

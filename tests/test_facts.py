@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.errors import InputError
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 N, CLASSES, EPOCHS = 600, 6, 20
 NAMES = ["cat", "dog", "elk", "fox", "gnu", "hen"]

@@ -11,18 +11,15 @@ from resuming import train_through
 from torch import nn
 
 from fineprune.distributed.optimizer_rate import set_rate
-from fineprune.experiments.compare import plan_runs
-from fineprune.experiments.controls import make_arms
 from fineprune.runs.files import read_metrics
-from fineprune.training import hardware, loop
+from fineprune.training import hardware
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.data import load_data
-from fineprune.training.epoch_local import train_epoch_locally
 from fineprune.training.hardware import resolved
-from fineprune.training.loop import train
+from fineprune.training.local_epochs import LocalEpochs
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.recipe import make_recipe
 from fineprune.training.settings.training import OptimizerName, TrainingSettings
+from fineprune.training.trainer import train
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -50,25 +47,10 @@ def seems_to_have_a_gpu(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
 
 
-def test_a_comparison_compiles_all_arms_or_none(tmp_path, seems_to_have_a_gpu):
-    data = load_data(recipe())
-    for epochs, compilation in {1_050: "on", 900: "off"}.items():
-        made = recipe("run.device=cuda", f"training.epochs={epochs}")
-        runs = plan_runs(made, tmp_path, 1, make_arms(made, ("full", "shorter"), 320), data)
-        assert [run.recipe.run.compile for run in runs] == [compilation] * 2
-        assert runs[1].recipe.training.epochs < 1_000
-
-
-def test_auto_compiles_on_a_gpu_if_the_training_is_not_short(monkeypatch, seems_to_have_a_gpu):
-    epochs = {30_000: "on", 900: "off"}
-    for number, compilation in epochs.items():
-        made = recipe("run.device=cuda", f"training.epochs={number}")
-        assert resolved(made).run.compile == compilation
-    # How many samples there are is not known before they are loaded.
-    made = recipe("run.device=cuda", "data.name=cifar10", "data.train_size=none")
-    assert resolved(made).run.compile == "on"
+def test_auto_compiles_on_a_gpu_with_triton(monkeypatch, seems_to_have_a_gpu):
+    assert resolved(recipe("run.device=cuda")).run.compile == "on"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert resolved(made).run.compile == "off"
+    assert resolved(recipe("run.device=cuda")).run.compile == "off"
 
 
 # What is compiled to C++ takes most of a minute. The other backend traces the same network.
@@ -135,15 +117,17 @@ def test_the_end_of_an_epoch_waits_for_every_kind_of_device(monkeypatch):
     [("on", "sgd"), *(("off", name) for name in get_args(OptimizerName))],
 )
 def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
-    def watched(state, epoch, totals, save, stop):
+    train_epoch = LocalEpochs.train
+
+    def watched(self, epoch, *rest):
         # The first epoch makes buffers and compiles, which may wait.
         torch.cuda.set_sync_debug_mode("error" if epoch else "default")
         try:
-            return train_epoch_locally(state, epoch, totals, save, stop)
+            return train_epoch(self, epoch, *rest)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(loop, "train_epoch_locally", watched)
+    monkeypatch.setattr(LocalEpochs, "train", watched)
     made = recipe(
         "run.device=cuda",
         "run.precision=auto",

@@ -16,12 +16,12 @@ from fineprune.distributed.parameter_servers.flat_layout import flat_layout
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.parameter_prefixes import check_prefixes, freeze, training_mode
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
 from fineprune.training.settings.training import OptimizerName, TrainingSettings
+from fineprune.training.trainer import train
 
 RECIPE = {
     "data": {"name": "synthetic", "train_size": 64, "image_size": 32},

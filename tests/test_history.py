@@ -14,9 +14,9 @@ from fineprune.runs.history import pack_epoch, read_evidence, read_history
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 from fineprune.training.sample_history import SampleHistory
+from fineprune.training.trainer import train
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 200},

@@ -31,9 +31,9 @@ from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import EpochLoader, load_data
 from fineprune.training.data.files import FileSource
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 from fineprune.training.recipe_replica import RecipeReplica
+from fineprune.training.trainer import train
 
 TRAIN, TEST = 64, 24
 
@@ -237,7 +237,7 @@ def test_broken_test_images_are_left_out_of_the_evaluation(images, tmp_path, cap
     (tmp_path / "copy" / "test" / "dark" / "0001.jpeg").write_bytes(b"")
     data = load_data(recipe(tmp_path / "copy", "data.broken_limit=0.1"))
     for _ in range(2):
-        assert sum(len(y) for _, y in data.evaluation) == TEST - 1
+        assert sum(len(y) for _, (_, y) in data.evaluation) == TEST - 1
     assert len([record for record in caplog.records if "broken image" in record.message]) == 1
 
 
@@ -342,7 +342,6 @@ def test_skipped_samples_are_not_read(images, tmp_path, monkeypatch):
     train(recipe(images, *changes), tmp_path / "run")
     training = [name for name in opened if "/train/" in name]
     assert len(opened) == len(training) + TEST
-    training = training[2:]  # How many bits the first and the last have is looked up at the start.
     assert len(training) == 64 + 48 + 64
     assert len(set(training[64 : 64 + 48])) == 48
 
@@ -353,7 +352,7 @@ def test_some_training_images_can_be_held_out(images):
     assert (data.num_samples, data.evaluated_on) == (40, "validation")
     assert data.labels is not None
     assert min(np.bincount(data.labels)) > 8
-    assert sum(len(y) for _, y in data.evaluation) == 16
+    assert sum(len(y) for _, (_, y) in data.evaluation) == 16
     whole = load_data(recipe(images))
     assert whole.evaluated_on == "test"
     assert (data.classes, data.blank.shape) == (2, (1, 3, 32, 32))
@@ -375,28 +374,17 @@ def test_labels_may_come_from_a_file_or_have_noise(images, tmp_path):
     assert own.wrong.tolist() == [True] + 62 * [False]
     _, y = own.train.open().batch(torch.arange(63), 0)
     assert y.tolist() == [1 - plain[0], *plain[2:]]
-    assert own.labels_digest is not None
+    assert own.digests["labels"] is not None
 
 
-def test_images_of_more_than_8_bits_are_told_in_one_line(images, tmp_path, caplog):
-    load_data(recipe(images))
-    assert not caplog.messages
+def test_images_of_more_than_8_bits_keep_the_highest(tmp_path):
     write_folder(tmp_path / "train", 8)
     for file in list((tmp_path / "train").rglob("*.*")):
         file.unlink()
         Image.fromarray(np.full((40, 40), 900, np.uint16)).save(file.with_suffix(".png"))
     data = load_data(recipe(tmp_path, "data.test=none", "data.validation=4"))
-    (said,) = caplog.messages
-    assert "has images of more than 8 bits, of which 8 are kept" in said
     x, _ = data.train.open().batch(torch.arange(4), 0)
     assert x.unique().numel() == 3  # One grey value, in three normalised channels.
-
-
-def test_a_class_that_tables_of_labels_cannot_name_is_told_before_the_training(tmp_path, caplog):
-    write_folder(tmp_path / "train", 8)
-    (tmp_path / "train" / CLASSES[0]).rename(tmp_path / "train/drop")
-    load_data(recipe(tmp_path, "data.test=none", "data.validation=4"))
-    assert "has a class 'drop', which tables of labels cannot name" in caplog.text
 
 
 def begun(changed, run, monkeypatch):
@@ -437,7 +425,7 @@ def test_a_run_without_its_list_goes_on_only_with_the_same_images(images, tmp_pa
         (tmp_path / f"run/{part}-images.npz").unlink()
     image = tmp_path / "copy/train/dark/0001.jpeg"
     image.rename(image.with_name("another.jpeg"))
-    with pytest.raises(InputError, match="the data with which the run began, got different data"):
+    with pytest.raises(InputError, match="the data with which the run began, got different ones"):
         train(changed, tmp_path / "run", resume=True)
 
 
@@ -447,15 +435,15 @@ def test_a_worker_that_starts_later_has_the_images_of_the_run(images, tmp_path):
     data = load_data(settings)
     (tmp_path / "run").mkdir()
     data.save(tmp_path / "run")
-    made = (data.fingerprint, tmp_path / "run")
+    made = (data.digests, tmp_path / "run")
     before = RecipeReplica(settings, 0, *made).load((0, 0), indices)
     bright = tmp_path / "copy" / "train" / "bright"
     (bright / "000.jpeg").write_bytes((bright / "0000.jpeg").read_bytes())
     after = RecipeReplica(settings, 1, *made).load((0, 0), indices)
     assert all(map(torch.equal, before, after))
     # On a machine that cannot read the folder of the run.
-    with pytest.raises(InputError, match="the data with which the run began, got different data"):
-        RecipeReplica(settings, 2, data.fingerprint, tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="the data with which the run began, got different ones"):
+        RecipeReplica(settings, 2, data.digests, tmp_path / "elsewhere")
 
 
 @pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="cannot tell who sends a signal")
@@ -491,8 +479,8 @@ def test_loader_processes_leave_signals_to_the_training(images):
         (["data.image_size=100000"], r"data.image_size to be in \[1, 8192\], got 100000"),
         (["data.train="], "expected data.train, the training images, with data.name"),
         (["data.test="], "expected data.test or data.validation with data.name"),
-        (["data.crop_padding=4"], "data.crop_padding with digits or .* only"),
-        (["data.name=digits"], "expected data.train with images only"),
+        (["data.crop_padding=4"], "data.crop_padding with data.name = digits or .* only"),
+        (["data.name=digits"], "expected data.train with data.name = images only"),
     ],
 )
 def test_wrong_settings_are_said_in_one_line(changes, said, images):
@@ -540,7 +528,7 @@ def test_the_other_commands_work_or_say_what_they_need(images, tmp_path, referen
     (tmp_path / "recipe.toml").write_text(recipe(images).to_toml())
     planned = runner.invoke(app, ["plan", str(tmp_path / "recipe.toml")])
     assert planned.exit_code == 2
-    assert "expected --samples with image files" in planned.output
+    assert "expected --samples with data.name = " in planned.output
     assert json.loads((reference_run / "summary.json").read_text())["dataset"] == "images"
 
 

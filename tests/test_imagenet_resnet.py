@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fineprune.networks.registry import build_network
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 PARAMETERS = {
     "imagenet-resnet18": 11_689_512,

@@ -27,8 +27,8 @@ from fineprune.report.inspection import class_rows, write_inspection
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 RECIPE: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "train_size": 400, "label_noise": 0.2, "validation": 50},
@@ -113,7 +113,7 @@ def test_each_card_shows_the_picture_of_its_sample(run, tmp_path):
     write_inspection(inspected, tmp_path / "page.html", most=100)
     loaded = load_data(make_recipe(RECIPE))
     source: Any = loaded.train
-    pictures = dict(zip(loaded.weak.index.tolist(), source.images.images.numpy(), strict=True))
+    pictures = dict(zip(loaded.chosen.index.tolist(), source._chosen.numpy(), strict=True))
     shown = cards((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert len(shown) == 100
     for card in shown:
@@ -255,7 +255,7 @@ def test_the_suspects_are_wrong_and_the_suggestions_are_right(full, table):
     clean = make_recipe(RECIPE, ["data.label_noise=0.0"])
     data = load_data(clean)
     assert data.labels is not None
-    true = dict(zip(data.weak.index.tolist(), data.labels.tolist(), strict=True))
+    true = dict(zip(data.chosen.index.tolist(), data.labels.tolist(), strict=True))
     suspects = table(full)[:20]
     wrong = [row for row in suspects if int(row["label"]) != true[int(row["index"])]]
     assert len(wrong) >= 18

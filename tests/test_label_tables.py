@@ -20,8 +20,8 @@ from fineprune.report.wrong_labels import found_rows
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 DIGITS = {"name": "digits", "train_size": 300, "label_noise": 0.2, "validation": 50}
 WRONG = 8  # Images in a wrong folder.

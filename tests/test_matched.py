@@ -15,8 +15,8 @@ from fineprune.pruning.policies.policy import Training
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.run import read_run
 from fineprune.training.forecast import cost_is_known
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 NUMBERS, WEIGHTS = [128, 77, 100], [1.0, 1.5, 0.75]
 RECIPE = {

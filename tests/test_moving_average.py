@@ -9,16 +9,15 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fineprune.distributed.all_reduce import RankGroup
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
-from fineprune.training import epoch_local
 from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.data import load_data
 from fineprune.training.evaluate import evaluate
-from fineprune.training.loop import train
 from fineprune.training.moving_average import MovingAverage
+from fineprune.training.network import precision
 from fineprune.training.recipe import make_recipe
-from fineprune.training.stop import StopRequest
+from fineprune.training.trainer import train
 
 RECIPE = {
     "data": {"name": "synthetic", "train_size": 96, "image_size": 16},
@@ -88,7 +87,7 @@ def test_the_average_of_all_steps_is_evaluated_in_place_of_the_weights(tmp_path,
             by_hand.append(weights)
 
     with monkeypatch.context() as patched:
-        patched.setattr("fineprune.training.train_state.MovingAverage", Noted)
+        patched.setattr("fineprune.training.trainer.MovingAverage", Noted)
         train(recipe, tmp_path / "average")
     train(recipe.replaced("training", ema=None), tmp_path / "plain")
     average, plain = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("average", "plain"))
@@ -101,8 +100,8 @@ def test_the_average_of_all_steps_is_evaluated_in_place_of_the_weights(tmp_path,
 
     made = build_network("resnet18", 4, 3)
     made.load_state_dict(average["average"]["network"])
-    with epoch_local.local_training(recipe, RankGroup(), tmp_path, None, StopRequest()) as state:
-        evaluation = evaluate(made, state.data.evaluation, "cpu", state.autocast, 4)
+    batches = (batch for _, batch in load_data(recipe).evaluation)
+    evaluation = evaluate(made, batches, "cpu", precision(recipe.run), 4)
     last, other = (read_metrics(tmp_path / n / "metrics.jsonl")[-1] for n in ("average", "plain"))
     assert (last["test_loss"], last["test_accuracy"]) == (evaluation.loss, evaluation.accuracy)
     assert last["train_loss"] == other["train_loss"]

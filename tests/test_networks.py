@@ -12,8 +12,8 @@ from torch import nn
 from fineprune.datasets.synthetic import make_synthetic
 from fineprune.networks.registry import NETWORKS, build_network
 from fineprune.pruning.savings import predict_savings
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.trainer import train
 
 # Parameters with 10 classes if every convolution had biases, as METHOD counts them.
 PARAMETERS = {

@@ -9,10 +9,10 @@ from fineprune.errors import InputError
 from fineprune.experiments.compare import compare
 from fineprune.runs.run import read_run
 from fineprune.training.hardware import resolved
-from fineprune.training.loop import train
 from fineprune.training.own_code import code_digest
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
+from fineprune.training.trainer import train
 
 NETWORK = """
 import torch

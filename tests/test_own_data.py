@@ -24,8 +24,8 @@ from fineprune.runs.run import read_run
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
 from fineprune.training.data.run_data import split
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 
 class Noisy(Dataset[tuple[torch.Tensor, int]]):
@@ -279,14 +279,22 @@ def test_there_are_no_more_loader_processes_than_batches():
     assert loader.num_workers == 3
 
 
+class Missing(Labels):
+    """Samples that a loader process does not find."""
+
+    def __getitem__(self, index):
+        if multiprocessing.parent_process() is not None:
+            raise InputError("expected the folder of this data set, got none")
+        return super().__getitem__(index)
+
+
 def missing():
-    if multiprocessing.parent_process() is not None:
-        raise InputError("expected the folder of this data set, got none")
-    return noisy()
+    return Missing([0, 1] * 16), Missing([0, 1] * 16)
 
 
 def test_what_a_data_set_says_in_a_loader_process_reaches_the_run():
-    reader = load_data(recipe("data.workers=1", function="missing")).train.open()
+    made = recipe("network.classes=2", "data.workers=1", function="missing")
+    reader = load_data(made).train.open()
     with pytest.raises(InputError, match="expected the folder of this data set, got none"):
         reader.batch(torch.tensor([0]), 0)
 
@@ -344,14 +352,9 @@ def unseeded():
 def test_a_function_that_returns_other_data_later_is_refused(workers, tmp_path, monkeypatch):
     changed = recipe("network.classes=2", f"data.workers={workers}", function="unseeded")
     begun = load_data(changed)
-    with pytest.raises(InputError, match="the data with which the run began, got different data"):
-        load_data(changed, begun.fingerprint)
-    if workers:
-        with pytest.raises(
-            InputError, match="the data with which the run began, got different data"
-        ):
-            begun.train.open().batch(torch.tensor([0]), 0)
-    monkeypatch.setattr(RankGroup, "gather", lambda ranks, own: [own, "that of another rank"])
+    with pytest.raises(InputError, match="the data with which the run began, got different ones"):
+        load_data(changed, begun.digests)
+    monkeypatch.setattr(RankGroup, "gather", lambda ranks, own: [own, {"data": "of another rank"}])
     with pytest.raises(InputError, match=r"the same data from .* on all ranks, got different data"):
         train(changed, tmp_path / "run")
 
@@ -371,8 +374,8 @@ def own_generator():
 @pytest.mark.parametrize("function", ["noisy_test", "own_generator", "fractions"])
 def test_random_transforms_and_seeds_do_not_make_other_data(function):
     made = recipe("network.classes=2", function=function)
-    begun = load_data(made).fingerprint
-    assert load_data(made.replaced("run", seed=5), begun).fingerprint == begun is not None
+    begun = load_data(made).digests
+    assert load_data(made.replaced("run", seed=5), begun).digests == begun
 
 
 def other_classes():

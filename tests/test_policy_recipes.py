@@ -11,9 +11,9 @@ import fineprune as fp
 from fineprune.errors import InputError
 from fineprune.pruning.policies.registry import POLICIES
 from fineprune.training.data import load_data
-from fineprune.training.loop import train
 from fineprune.training.policies import follows_schedule
 from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.trainer import train
 
 OWN = """
 import numpy as np

@@ -29,8 +29,8 @@ from fineprune.labels.dataset_attributes import classes_of, keys_of
 from fineprune.labels.review_page import Samples, review_document
 from fineprune.labels.sample_view import view_of
 from fineprune.runs.training_set import read_training_set
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 N = 60
 NAMES = ["cats", 'dogs, "big"', "</script><b>birds"]

@@ -23,8 +23,8 @@ from fineprune.runs.files import append_metrics, read_metrics, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.trainer import train
 from fineprune.writing import cannot_write
 
 RECIPE = {
@@ -141,12 +141,6 @@ def test_metrics_behind_the_checkpoint_may_be_damaged(unfinished):
     train(small(), unfinished, resume=True)
     epochs = [line["epoch"] for line in read_metrics(unfinished / "metrics.jsonl")]
     assert epochs == list(range(4))
-
-
-def test_metrics_without_their_checkpoint_are_refused(unfinished):
-    (unfinished / "checkpoint.pt").unlink()
-    with pytest.raises(InputError, match="which holds the metrics of 2 epochs, found none"):
-        train(small(), unfinished, resume=True)
 
 
 def test_a_checkpoint_without_its_recipe_is_refused(unfinished):
@@ -357,8 +351,8 @@ def test_a_signal_ends_the_loading_of_data_at_once(number, tmp_path, monkeypatch
             raise InputError("expected the library to be installed") from stopped
         raise AssertionError("the signal did not end it")
 
-    monkeypatch.setattr("fineprune.training.train_state.load_data", slow)
-    with pytest.raises(Stopped, match=f"stopped by {number.name} before the first batch"):
+    monkeypatch.setattr("fineprune.training.trainer.load_data", slow)
+    with pytest.raises(Stopped, match=f"stopped by {number.name} before the first epoch"):
         train(small(), tmp_path / "run")
     monkeypatch.undo()
     assert train(small(), tmp_path / "run", resume=True).epochs > 0

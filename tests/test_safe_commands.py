@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from fineprune.cli.main import app
 from fineprune.datasets.image_list import find_images
 from fineprune.runs.run import read_run
-from fineprune.training.loop import train
 from fineprune.training.recipe import read_recipe
+from fineprune.training.trainer import train
 from fineprune.writing import WriteError
 
 RECIPE = """\

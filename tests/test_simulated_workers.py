@@ -10,8 +10,8 @@ from torch import nn
 from fineprune.distributed.simulated_workers import SimulatedWorkers
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.trainer import train
 
 
 def descend(workers, steps, rate=0.1, start=1.0):

@@ -8,9 +8,9 @@ import pytest
 from fineprune.errors import InputError
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
-from fineprune.training.loop import train
 from fineprune.training.recipe import read_recipe
 from fineprune.training.tensorboard import event_file, scalars
+from fineprune.training.trainer import train
 
 RECIPE = Path(__file__).parents[1] / "recipes/quick.toml"
 TENSORBOARD = ["run.tensorboard=true", "training.epochs=4", "training.milestones=[2]"]

@@ -12,8 +12,8 @@ from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.learning_rate import rate_at
-from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
+from fineprune.training.trainer import train
 
 SMALL = {
     "data": {"name": "digits", "train_size": 256},
@@ -136,7 +136,7 @@ def test_a_checkpoint_inside_an_epoch_is_written_after_the_next_step(
 ):
     saved = []
     monkeypatch.setattr(
-        "fineprune.training.loop.save_checkpoint",
+        "fineprune.training.trainer.save_checkpoint",
         lambda path, state: saved.append(state["epoch_so_far"]),
     )
     changes = ["training.epochs=1", "training.milestones=[]", "training.batch_size=32"]

@@ -27,8 +27,8 @@ from fineprune.experiments.tuning import (
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.summary import write_summary
 from fineprune.training.data import load_data
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("fast_spawn")
 

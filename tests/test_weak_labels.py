@@ -26,11 +26,10 @@ from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.summary import Detection
 from fineprune.training.data import load_data
 from fineprune.training.data import memory as training_data
-from fineprune.training.epoch_served import with_absolute_paths
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 from fineprune.training.recipe_replica import RecipeReplica
-from fineprune.training.suspicion import Suspicion, detection
+from fineprune.training.served_epochs import with_absolute_paths
+from fineprune.training.trainer import train
 
 ROOT = Path(__file__).parent.parent
 
@@ -67,7 +66,7 @@ def wrong_of(data):
 
 
 def evaluated(data):
-    return torch.cat([y for _, y in data.evaluation]).numpy()
+    return torch.cat([y for _, (_, y) in data.evaluation]).numpy()
 
 
 # -- label noise -----------------------------------------------------------------------------------
@@ -175,7 +174,7 @@ def test_a_run_is_not_resumed_with_other_labels(given_labels, tmp_path):
     lines = text.splitlines()
     lines[1] = str((int(lines[1]) + 1) % 10)
     file.write_text("\n".join(lines))
-    with pytest.raises(InputError, match="the labels with which the run began, got others"):
+    with pytest.raises(InputError, match="the labels with which the run began, got different ones"):
         train(recipe, tmp_path / "run", resume=True)
     file.write_text(text)
     summary = train(recipe, tmp_path / "run", resume=True)
@@ -200,20 +199,6 @@ def untimed(folder):
         {key: value for key, value in line.items() if key not in TIMES}
         for line in read_metrics(folder / "metrics.jsonl")
     ]
-
-
-def test_without_logits_the_suspicion_of_the_policy_is_measured_before_a_window_clears_it(tmp_path):
-    train(small(NOISE, "run.history=false"), tmp_path)
-    run = read_run(tmp_path)
-    wrong = wrong_of(load_data(small(NOISE)))
-    for epoch, counts in run.counts().items():
-        values = Suspicion(torch.from_numpy(counts.astype(np.float32)), 64)
-        assert run.metrics[epoch - 1]["suspicion"] == detection(values, wrong)
-    assert set(run.counts()) == {2, 4, 6}
-    assert run.summary.suspicion == Detection(
-        wrong=77, wrong_share=77 / 256, **run.metrics[-1]["suspicion"]
-    )
-    assert all(0 <= line["suspicion"]["roc_area"] <= 1 for line in run.metrics)
 
 
 @pytest.mark.parametrize("stop_at", [2, 3, 5])
@@ -257,8 +242,7 @@ def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
     assert "suspicion" not in read_metrics(tmp_path / "clean/metrics.jsonl")[0]
     blind = ("pruning.policy=full", "run.history=false")
     full = train(small(NOISE, *blind, *short), tmp_path / "full")
-    assert full.suspicion.wrong == 77
-    assert full.suspicion.roc_area is None
+    assert full.suspicion is None
     assert "suspicion" not in read_metrics(tmp_path / "full/metrics.jsonl")[0]
 
 
@@ -266,11 +250,7 @@ def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
     ("changes", "said"),
     [
         ([], "77 of 256 labels are wrong; of 192 suspects "),
-        (
-            ["pruning.policy=full", "run.history=false"],
-            "are wrong; the policy full suspects no samples\n",
-        ),
-        (["data.label_noise=0"], "0 of 256 labels are wrong\n"),
+        (["data.label_noise=0"], "0 of 256 labels are wrong; of "),
     ],
 )
 def test_train_says_in_one_line_what_was_found(changes, said, tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from fineprune.networks.registry import build_network
 from fineprune.networks.weights import load_weights
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.trainer import train
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 128, "validation": 32},

@@ -11,7 +11,7 @@ from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
 
 if TYPE_CHECKING:
-    from fineprune.runs.summary import Detection, Summary
+    from fineprune.runs.summary import Summary
 
 
 @exits(to_continue="add --resume to continue", launched=True)
@@ -31,8 +31,8 @@ def train(
     from fineprune.launch.follow_parent import follow_parent_if_told
     from fineprune.launcher import launched
     from fineprune.runs.files import SUMMARY, json_text
-    from fineprune.training import loop
     from fineprune.training.recipe import read_recipe
+    from fineprune.training.trainer import train as train_recipe
 
     follow_parent_if_told()
     made = read_recipe(recipe, changes or ())
@@ -46,7 +46,7 @@ def train(
         def on_epoch(metrics: dict[str, Any]) -> None:
             update(_line(metrics), metrics["epoch"] + 1, epochs)
 
-        summary = loop.train(made, folder, resume=resume, on_epoch=on_epoch)
+        summary = train_recipe(made, folder, resume=resume, on_epoch=on_epoch)
     if launched().rank:
         return
     if as_json:
@@ -58,7 +58,7 @@ def train(
         f"{summary.skipped_share:.1%} skipped, {summary.seconds_train:.1f} s; {done}"
     )
     if summary.suspicion is not None:
-        typer.echo(_wrong_labels(summary, summary.suspicion))
+        typer.echo(_wrong_labels(summary))
 
 
 def _line(metrics: dict[str, Any]) -> str:
@@ -73,16 +73,13 @@ def _line(metrics: dict[str, Any]) -> str:
     )
 
 
-def _wrong_labels(summary: "Summary", found: "Detection") -> str:
+def _wrong_labels(summary: "Summary") -> str:
     """Say how many training labels are wrong, and how well they are found."""
-    line = f"{found.wrong:,} of {summary.train_samples:,} labels are wrong"
-    if found.precision is not None and found.recall is not None:
-        return (
-            f"{line}; of {found.suspects:,} suspects {found.precision:.0%} are wrong, which is "
-            f"{found.recall:.0%} of the wrong ones"
-        )
-    if found.roc_area is not None:
-        return f"{line}; the suspicion ranks them with a ROC area of {found.roc_area:.3f}"
-    if not found.wrong:
-        return line
-    return f"{line}; the policy {summary.policy} suspects no samples"
+    found = summary.suspicion
+    assert found is not None
+    right, all_found = found.precision or 0, found.recall or 0
+    return (
+        f"{found.wrong:,} of {summary.train_samples:,} labels are wrong; of "
+        f"{found.suspects or 0:,} suspects {right:.0%} are wrong, which is {all_found:.0%} of the "
+        f"wrong ones"
+    )

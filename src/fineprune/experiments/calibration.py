@@ -20,11 +20,11 @@ from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.experiments.cluster_costs import Costs
-from fineprune.training.epoch_served import with_absolute_paths
 from fineprune.training.hardware import wait_for
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.recipe import Recipe
 from fineprune.training.recipe_replica import RecipeReplica
+from fineprune.training.served_epochs import with_absolute_paths
 
 # How long each of the two trainings is measured, in seconds, and its fewest steps.
 _SECONDS, _FEWEST, _MOST = 15.0, 12, 400

@@ -17,7 +17,7 @@ from fineprune.errors import InputError
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
 from fineprune.runs.files import DURATION, SCALING, read_json
 from fineprune.runs.run import Run, read_run, split_by
-from fineprune.training.epoch_served import added, staleness_figures
+from fineprune.training.served_epochs import added, staleness_figures
 
 # The phases of a step, in the order in which a gradient passes through them. The phases of the
 # servers take place while a worker waits for them.

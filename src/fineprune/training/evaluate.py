@@ -1,13 +1,11 @@
 """Evaluates a classifier: its mean loss and accuracies."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from fineprune.errors import InputError
 
 # Top-5 accuracy says little if five classes are half of all classes or more.
 _FEW_CLASSES = 10
@@ -33,16 +31,7 @@ class Evaluation(NamedTuple):
     predictions: torch.Tensor
 
 
-def check_evaluated(y: Any) -> None:
-    """Raise InputError unless the label of a sample to evaluate on is a single class."""
-    shape = tuple(getattr(y, "shape", ()))
-    if shape:
-        raise InputError(
-            f"expected one class for each sample that is evaluated, got {shape} values: evaluate "
-            f"on samples whose y is a class, not probabilities"
-        )
-
-
+@torch.inference_mode()
 def evaluate(
     model: nn.Module,
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
@@ -59,38 +48,23 @@ def evaluate(
     loss = torch.zeros((), device=device)
     among_five = torch.zeros((), device=device, dtype=torch.int64)
     labels, predictions = [], []
-    for logits, y in evaluated_logits(model, batches, device, autocast):
-        check_evaluated(y[0])
-        loss += F.cross_entropy(logits, y, reduction="sum")
-        labels.append(y)
-        # Of logits with a NaN, some class would be the largest, which may be the right one.
-        known = ~logits.isnan().any(1)
-        predictions.append(logits.argmax(1).where(known, -1))
-        if classes > _FEW_CLASSES:
-            among_five += ((logits.topk(5).indices == y[:, None]) & known[:, None]).sum()
+    was_training = model.training
+    model.eval()
+    try:
+        for x, label in batches:
+            with autocast:
+                logits = model(x.to(device, non_blocking=True))
+            logits, y = logits.float(), label.to(device, non_blocking=True)
+            loss += F.cross_entropy(logits, y, reduction="sum")
+            labels.append(y)
+            # Of logits with a NaN, some class would be the largest, which may be the right one.
+            known = ~logits.isnan().any(1)
+            predictions.append(logits.argmax(1).where(known, -1))
+            if classes > _FEW_CLASSES:
+                among_five += ((logits.topk(5).indices == y[:, None]) & known[:, None]).sum()
+    finally:
+        model.train(was_training)
     given, predicted = torch.cat(labels).cpu(), torch.cat(predictions).cpu()
     samples, correct = len(given), int((given == predicted).sum())
     top5 = int(among_five) / samples if classes > _FEW_CLASSES else None
     return Evaluation(loss.item() / samples, correct / samples, top5, given, predicted)
-
-
-@torch.inference_mode()
-def evaluated_logits(
-    model: nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    device: str,
-    autocast: torch.autocast,
-) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the logits (float32) and the labels of each batch on the device, in evaluation mode.
-
-    No gradients are computed, and the model is put back into the mode that it was in.
-    """
-    was_training = model.training
-    model.eval()
-    try:
-        for x, y in batches:
-            with autocast:
-                logits = model(x.to(device, non_blocking=True))
-            yield logits.float(), y.to(device, non_blocking=True)
-    finally:
-        model.train(was_training)

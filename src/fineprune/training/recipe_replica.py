@@ -1,5 +1,6 @@
 """The replica of a recipe's network that a worker of parameter servers trains."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ class RecipeReplica:
     """A ``Replica`` of a recipe's network, with the data to train it on.
 
     All workers start with the same weights, but draw different random numbers while they train.
-    ``data_digest`` and ``folder`` are those for ``load_data``.
+    ``digests`` and ``folder`` are those for ``load_data``.
 
     Attributes:
         num_samples: The number of training samples, N.
@@ -28,14 +29,14 @@ class RecipeReplica:
         self,
         recipe: Recipe,
         rank: int,
-        data_digest: str | None = None,
+        digests: Mapping[str, str | None] | None = None,
         folder: Path | None = None,
         *,
         records_logits: bool = True,
     ) -> None:
         if recipe.run.code is not None:  # It may have changed since the run began.
             check_code(recipe, recipe.run.code)
-        data = load_data(recipe, data_digest, folder)
+        data = load_data(recipe, digests, folder)
         # The worker has a process of its own, so seeding the global generator affects nothing else.
         torch.manual_seed(recipe.run.seed)
         self._recipe = recipe

@@ -3,6 +3,7 @@
 import platform
 import statistics
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +17,45 @@ from fineprune.training.data import Data
 from fineprune.training.hardware import describe
 from fineprune.training.own_code import code_digest
 from fineprune.training.recipe import Recipe
-from fineprune.training.suspicion import FIGURES
-from fineprune.training.train_state import TrainState
 
 
 def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
     """Return what ``Summary.digests`` of a run that starts now will return."""
     weights = recipe.network.weights
     return {
-        "data": data.fingerprint,
-        "labels": data.labels_digest,
+        **data.digests,
         "weights": None if weights is None else weights_digest(Path(weights)),
-        LEFT_OUT: data.left_out_digest,
         "code": code_digest(recipe),
     }
 
 
-def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
-    """Return the summary of a run."""
-    recipe, strategy = state.recipe, state.recipe.distributed
-    num_samples = state.data.num_samples
-    evaluated_on = state.data.evaluated_on
+def summary(
+    recipe: Recipe,
+    data: Data,
+    digests: Mapping[str, str | None],
+    metrics: Sequence[dict[str, Any]],
+    *,
+    parameters: int,
+    ranks: int,
+) -> Summary:
+    """Return the summary of a run.
+
+    Args:
+        recipe: The recipe, without "auto" settings.
+        data: The data of the run.
+        digests: Those of the data and the pretrained weights with which the run began.
+        metrics: The metrics of all epochs.
+        parameters: The number of parameters of the network.
+        ranks: The number of processes that trained by all-reduce.
+    """
+    strategy, num_samples, evaluated_on = recipe.distributed, data.num_samples, data.evaluated_on
     found = [line[f"{evaluated_on}_accuracy"] for line in metrics]
     accuracies = [accuracy for accuracy in found if accuracy is not None]
     full = [line["seconds"] for line in metrics if not line["pruned"]]
     pruned = [line["seconds"] for line in metrics if line["pruned"]]
     samples_full = num_samples * recipe.training.epochs
     best = sorted(accuracies)[-3:]
+    suspicion = metrics[-1].get("suspicion")
     return Summary(
         arm=recipe.run.arm or recipe.pruning.policy,
         policy=recipe.pruning.policy,
@@ -50,7 +63,7 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
         epochs=recipe.training.epochs,
         network=recipe.network.name,
         dataset=recipe.data.name,
-        parameters=sum(p.numel() for p in state.model.parameters()),
+        parameters=parameters,
         train_samples=num_samples,
         samples_trained=_total(metrics, "samples"),
         samples_full=samples_full,
@@ -74,28 +87,18 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
             "python": platform.python_version(),
         },
         precision=recipe.run.precision,
-        ranks=strategy.workers if strategy.served else state.ranks.size,
+        ranks=strategy.workers if strategy.served else ranks,
         git=_git_revision(),
-        weights_sha256=state.weights_digest,
-        labels_sha256=state.data.labels_digest,
-        data_sha256=state.data.fingerprint,
-        left_out_sha256=state.data.left_out_digest,
+        weights_sha256=digests["weights"],
+        labels_sha256=digests["labels"],
+        data_sha256=digests["data"],
+        left_out_sha256=digests[LEFT_OUT],
         code_sha256=recipe.run.code,
-        suspicion=_detection(state, metrics[-1]),
+        suspicion=None if suspicion is None else Detection(**suspicion),
     )
 
 
-def _detection(state: TrainState, last: dict[str, Any]) -> Detection | None:
-    wrong = state.data.wrong
-    if wrong is None:
-        return None
-    # From the metrics, because at the end of a window the policy has cleared its suspicion.
-    figures = last.get("suspicion") or dict.fromkeys(FIGURES)
-    number = int(wrong.sum())
-    return Detection(wrong=number, wrong_share=number / len(wrong), **figures)
-
-
-def _total(metrics: list[dict[str, Any]], name: str) -> Any:
+def _total(metrics: Sequence[dict[str, Any]], name: str) -> Any:
     return sum(line[name] for line in metrics)
 
 

@@ -4,16 +4,13 @@ A broken file does not end a run: it is replaced by another sample of its batch,
 of batches and their sizes stay as planned on every rank.
 """
 
-import contextlib
 import io
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -21,14 +18,11 @@ from torch.utils.data import default_collate
 from fineprune.datasets.augment import Normalise
 from fineprune.datasets.broken_files import Broken, BrokenFiles
 from fineprune.datasets.image_crops import View
-from fineprune.datasets.image_decoder import BrokenImage, check_decoder, decode, has_more_bits
+from fineprune.datasets.image_decoder import BrokenImage, check_decoder, decode
 from fineprune.datasets.image_list import ImageList, find_images, load_images, save_images
-from fineprune.datasets.label_file import DROP_WORD
-from fineprune.training.data.loaded import Keys, Loaded, LoadedBatches
+from fineprune.training.data.loaded import Keys, Loaded, LoadedSource
 from fineprune.training.data.source import UNREADABLE
 from fineprune.training.recipe import Recipe
-
-_LOGGER = logging.getLogger(__name__)
 
 # The mean and the standard deviation of the channels of ImageNet's training images, scaled to 0..1,
 # with which published networks are trained.
@@ -38,46 +32,21 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 Item = tuple[int, Tensor | Broken, int]
 
 
-@dataclass(frozen=True, eq=False)
-class FileSource:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FileSource(LoadedSource):
     """A ``Source`` of image files.
 
     Attributes:
         images: The files of the whole data set.
         view: How images are cropped and resized.
-        index: Which of the images are the samples; int64, shape (N,).
-        labels: The class of each sample; integers, shape (N,).
-        evaluation_batch, workers, device: As for ``Source`` and ``LoadedSource``.
         broken_limit: The largest share of the files that may be broken.
-        evaluated: Whether the samples are for evaluation, where none replaces a broken one.
     """
 
     images: ImageList
     view: View
-    index: npt.NDArray[np.int64]
-    labels: npt.NDArray[np.integer]
-    evaluation_batch: int
-    workers: int
-    device: str
     broken_limit: float
-    evaluated: bool = False
 
     sorted_by_class = True
-    overlaps = True
-    in_threads = True
-
-    @property
-    def place(self) -> str:
-        """The folder or the list."""
-        return str(self.images.source)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The name of each class."""
-        return self.images.classes
-
-    def __len__(self) -> int:
-        return len(self.index)
 
     def keys(self) -> tuple[str, ...]:
         """Return the path of each sample, relative to the folder of the images."""
@@ -92,21 +61,9 @@ class FileSource:
         """Return the digest of the relative paths of all images and their classes."""
         return self.images.digest()
 
-    def part(
-        self, index: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None = None
-    ) -> "FileSource":
-        """Return some of the samples; see ``Source``."""
-        given = self.labels[index] if labels is None else labels
-        return replace(self, index=self.index[index], labels=given)
-
     def plain(self, train: "FileSource") -> "FileSource":
-        """Return the centre of each image, with the classes of the training set."""
-        view = View(self.view.size, self.view.resize)
-        return replace(self, view=view, evaluated=True)
-
-    def open(self) -> LoadedBatches:
-        """Return what reads the batches."""
-        return LoadedBatches(self)
+        """Return the centre of each image."""
+        return replace(super().plain(train), view=View(self.view.size, self.view.resize))
 
     def show(self, sample: int) -> Any:
         """Return an image of Pillow, or a text: a page needs most of its samples."""
@@ -135,14 +92,14 @@ class FileSource:
         normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, self.view.size, device)
         return lambda pixels: normalise(pixels.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
-    def __getitems__(self, keys: Keys, map_all: Any = map) -> Loaded:
+    def __getitems__(self, keys: Keys) -> Loaded:
         """Read a batch, in which none of the files is broken. ``x`` is uint8, (B, 3, size, size).
 
         In an evaluation, broken files are left out. In the training, the next sample that is not
         broken replaces each of them; after the last one comes the first one. The index of a
         replaced sample is that of its replacement.
         """
-        items = list(map_all(self.read, *zip(*keys, strict=True)))
+        items = [self.read(epoch, sample) for epoch, sample in keys]
         good = [place for place, item in enumerate(items) if isinstance(item[1], Tensor)]
         used = [items[place] for place in good]
         if good and not self.evaluated:
@@ -158,6 +115,7 @@ class FileSource:
 
     def read(self, epoch: int, sample: int) -> Item:
         """Return a sample, its pixels or what is broken, and its class."""
+        assert self.labels is not None
         image, label, view = int(self.index[sample]), int(self.labels[sample]), self.view
         try:
             pixels = decode(
@@ -198,29 +156,19 @@ def open_files(recipe: Recipe, folder: Path | None) -> tuple[FileSource, FileSou
 
     def source(images: ImageList) -> FileSource:
         return FileSource(
-            images,
-            view,
-            np.arange(len(images)),
-            images.labels,
+            place=str(images.source),
+            device=recipe.run.device,
+            classes=images.classes,
+            index=np.arange(len(images)),
+            labels=images.labels,
             evaluation_batch=recipe.training.batch_size,
             workers=settings.workers,
-            device=recipe.run.device,
+            images=images,
+            view=view,
             broken_limit=settings.broken_limit or 0.0,
         )
 
     train = _images(Path(settings.train), "train", folder).with_numbers(recipe.network.classes)
-    if DROP_WORD in train.classes:
-        _LOGGER.warning(
-            "%s has a class %r, which tables of labels cannot name, since this word leaves samples "
-            "out: rename the class, or remove its samples",
-            *(train.source, DROP_WORD),
-        )
-    if _has_more_bits(train):
-        _LOGGER.warning(
-            "%s has images of more than 8 bits, of which 8 are kept: the highest of 16 or, in an "
-            "image with values below 4096, of 12",
-            train.source,
-        )
     if settings.validation:
         return source(train), None
     assert settings.test is not None
@@ -237,12 +185,3 @@ def _images(source: Path, name: str, folder: Path | None) -> ImageList:
 
 def _saved(folder: Path, name: str) -> Path:
     return folder / f"{name}-images.npz"
-
-
-def _has_more_bits(images: ImageList) -> bool:
-    """Look at the first and the last image, whose files may be missing."""
-    for image in {0, len(images) - 1}:
-        with contextlib.suppress(OSError):
-            if has_more_bits(images.read(image)):
-                return True
-    return False

@@ -4,17 +4,18 @@ For samples that do not lie on the device: image files and user-defined data. Th
 batch to the device is started before the current batch is handed out.
 """
 
+import abc
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fineprune.datasets.broken_files import Broken, BrokenFiles
 from fineprune.datasets.loader_process import TrainingLoader
-from fineprune.training.data.source import Batch
+from fineprune.training.data.source import Batch, Source
 
 Keys = Sequence[tuple[int, int]]
 
@@ -32,43 +33,36 @@ class Loaded(NamedTuple):
     samples: Tensor
     x: Tensor | None
     y: Tensor
-    broken: list[Broken]
+    broken: Sequence[Broken] = ()
 
 
-class LoadedSource(Protocol):
-    """What loader processes read."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LoadedSource(Source):
+    """A ``Source`` whose batches are read one by one, perhaps in loader processes."""
 
-    @property
-    def workers(self) -> int:
-        """The number of loader processes; 0 to read in this process."""
+    def open(self) -> "LoadedBatches":
+        """Return what reads the batches."""
+        return LoadedBatches(self)
 
-    @property
-    def device(self) -> str:
-        """Where batches go."""
-
-    @property
-    def evaluated(self) -> bool:
-        """Whether the samples are for evaluation, so that no loader process is kept after it."""
-
-    @property
-    def in_threads(self) -> bool:
-        """Whether several threads may read samples at once."""
-
-    def __getitems__(self, keys: Keys, map_all: Any = map) -> Loaded:
-        """Read the samples with these keys ``(epoch, index)``. It may run in another process.
-
-        If ``in_threads``, ``map_all`` maps in several threads what reads a sample.
-        """
+    @abc.abstractmethod
+    def __getitems__(self, keys: Keys) -> Loaded:
+        """Read the samples with these keys ``(epoch, index)``. It may run in another process."""
 
     def on_device(self) -> Callable[[Tensor], Tensor]:
         """Return a function that makes the ``x`` of a batch from the one on the device."""
+        return lambda x: x
 
     def broken_files(self) -> BrokenFiles | None:
         """Return what takes note of broken files; None if the samples are not files."""
+        return None
 
 
 class LoadedBatches:
-    """Reads batches of a source in loader processes, as a ``Reader``."""
+    """Reads the batches of a source.
+
+    Attributes:
+        broken: What takes note of files that cannot be read; None if the samples are not files.
+    """
 
     def __init__(self, source: LoadedSource) -> None:
         self.broken = source.broken_files()
@@ -81,10 +75,15 @@ class LoadedBatches:
         # The keys of the batches to read, where the loader looks for them in each epoch.
         self._wanted: list[Keys] = []
         self._loader: TrainingLoader | None = None
-        self._threads: ThreadPoolExecutor | None = None
 
     def batches(self, order: Tensor, epoch: int, size: int) -> Iterator[tuple[Tensor, Batch]]:
-        """Yield ``(index, (x, y))``; see ``Reader``. Broken files are noted."""
+        """Yield ``(index, (x, y))`` on the device, and note broken files.
+
+        Args:
+            order: The indices of the samples; int64, shape (n,), on the CPU.
+            epoch: The epoch, from 0.
+            size: The number of samples of each batch but the last.
+        """
         parts = order.split(size) if len(order) else ()
         started = ((loaded, self._start(loaded)) for loaded in self._read(parts, epoch))
         current = next(started, None)
@@ -97,31 +96,23 @@ class LoadedBatches:
             current = following
 
     def batch(self, index: Tensor, epoch: int) -> Batch:
-        """Return the batch of these samples, which the workers load together.
+        """Return the batch of these samples (int64, shape (B,)), which all processes load together.
 
-        For workers of parameter servers. With no loader processes, this thread loads.
+        For workers of parameter servers. Such a process has threads. If it were forked, a lock that
+        one of them held would never be released, so its loader processes come from a fork server.
         """
-        workers = self._source.workers
-        if self._source.in_threads and workers:
-            self._threads = self._threads or ThreadPoolExecutor(workers)
-            (keys,) = _keys([index], epoch)
-            loaded = [self._source.__getitems__(keys, self._threads.map)]
-        else:
-            parts = index.split(-(-len(index) // max(1, workers)))
-            loaded = list(self._read(parts, epoch, "forkserver"))
-        copies = [self._arrived(*self._start(part)) for part in loaded]
-        x, y = (torch.cat(halves) for halves in zip(*copies, strict=True))
+        parts = index.split(-(-len(index) // max(1, self._source.workers)))
+        started = [self._start(part) for part in self._read(parts, epoch, "forkserver")]
+        x, y = (
+            torch.cat(halves) for halves in zip(*(self._arrived(*p) for p in started), strict=True)
+        )
         return x, y
 
     def _read(
         self, parts: Iterable[Tensor], epoch: int, start_method: str | None = None
     ) -> Iterator[Loaded]:
-        """Read batches here or in loader processes.
-
-        A process of Ray has threads. If it were forked, a lock that one of them held would never be
-        released, so the loader processes of a worker of parameter servers come from a fork server.
-        """
-        self._wanted[:] = _keys(parts, epoch)
+        """Read batches here or in loader processes."""
+        self._wanted[:] = [[(epoch, sample) for sample in part.tolist()] for part in parts]
         if not self._source.workers or not self._wanted:
             return map(self._source.__getitems__, self._wanted.copy())
         if self._loader is None:
@@ -156,7 +147,3 @@ class LoadedBatches:
                 # Otherwise, its memory could be reused while this stream still reads it.
                 part.record_stream(stream)
         return self._finish(copied[0]), copied[1]
-
-
-def _keys(parts: Iterable[Tensor], epoch: int) -> list[Keys]:
-    return [[(epoch, i) for i in part.tolist()] for part in parts]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,55 +17,32 @@ from fineprune.datasets.device_images import DeviceImages
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.synthetic import make_synthetic
-from fineprune.training.data.source import evaluation_batch
+from fineprune.training.data.source import Source
 from fineprune.training.recipe import Recipe
 
 
-@dataclass(frozen=True, eq=False)
-class MemorySource:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MemorySource(Source):
     """A ``Source`` of images in memory.
 
     Attributes:
-        place: The name of the data.
-        images: The images with their labels.
+        images: All images with their own labels.
         augment: How they are varied.
         seed: The seed of the run.
-        device: Where the images are put when they are opened.
-        statistics: The mean and the standard deviation of each channel; None for those of
-            ``images``.
+        statistics: The mean and the standard deviation of each channel; None for those of the
+            samples.
     """
 
-    place: str
     images: ImageSet
     augment: Augment
     seed: int
-    device: str
     statistics: tuple[Sequence[float], Sequence[float]] | None = None
 
-    sorted_by_class = False
-    overlaps = True
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The name of each class."""
-        return self.images.classes
-
-    @property
-    def labels(self) -> npt.NDArray[np.int64]:
-        """The class of each image; int64, shape (N,)."""
-        labels: npt.NDArray[np.int64] = self.images.labels.numpy()
-        return labels
-
-    @property
-    def evaluation_batch(self) -> int:
-        """How many images to evaluate at once."""
-        return evaluation_batch(self.device)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def keys(self) -> None:
-        """Return None: only its index names an image."""
+    @functools.cached_property
+    def _chosen(self) -> Tensor:
+        """The images of the samples; uint8, shape (N, channels, height, width)."""
+        images = self.images.images
+        return images if len(self) == len(images) else images[torch.from_numpy(self.index)]
 
     def blank(self) -> Tensor:
         """Return zeros of shape (1, channels, height, width)."""
@@ -79,26 +55,17 @@ class MemorySource:
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
 
-    def part(
-        self, index: npt.NDArray[np.int64], labels: npt.NDArray[np.int64] | None = None
-    ) -> "MemorySource":
-        """Return some of the samples; see ``Source``."""
-        images = self.images
-        if len(index) < len(images):
-            images = images.subset(torch.from_numpy(index))
-        if labels is not None:
-            images = replace(images, labels=torch.from_numpy(labels))
-        return replace(self, images=images)
-
     def plain(self, train: "MemorySource") -> "MemorySource":
-        """Return the images without augmentation."""
-        return replace(self, augment=Augment(), statistics=channel_statistics(train.images.images))
+        """Return the images without augmentation, normalised like those to train on."""
+        statistics = channel_statistics(train._chosen)
+        return replace(super().plain(train), augment=Augment(), statistics=statistics)
 
     def open(self) -> DeviceImages:
         """Put the images on the device."""
-        mean, std = self.statistics or channel_statistics(self.images.images)
+        assert self.labels is not None
+        mean, std = self.statistics or channel_statistics(self._chosen)
         return DeviceImages(
-            self.images,
+            ImageSet(self._chosen, torch.from_numpy(self.labels), self.classes),
             seed=self.seed,
             device=self.device,
             augment=self.augment,
@@ -110,17 +77,14 @@ class MemorySource:
         """Return an image of Pillow."""
         from PIL import Image
 
-        picture = self.images.images[sample].numpy()
+        picture = self._chosen[sample].numpy()
         pixels = picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0)
         return Image.fromarray(np.ascontiguousarray(pixels))
-
-    def save(self, name: str, folder: Path) -> None:
-        """Write nothing: the images stay as they are."""
 
 
 def open_memory(recipe: Recipe) -> tuple[MemorySource, MemorySource]:
     """Load the training and the test images of a recipe with built-in data."""
-    settings = recipe.data
+    settings, device = recipe.data, recipe.run.device
     digits = settings.name == "digits"
     if digits:
         assert settings.train_size is not None
@@ -136,11 +100,19 @@ def open_memory(recipe: Recipe) -> tuple[MemorySource, MemorySource]:
         train, test = load(Path(settings.dir), download=settings.download)
     padding = (2 if digits else 4) if settings.crop_padding is None else settings.crop_padding
     flip = not digits if settings.flip is None else settings.flip  # A mirrored digit is invalid.
-    source = functools.partial(
-        MemorySource,
-        settings.name,
-        augment=Augment(padding=padding, flip=flip),
-        seed=recipe.run.seed,
-        device=recipe.run.device,
-    )
+
+    def source(images: ImageSet) -> MemorySource:
+        return MemorySource(
+            place=settings.name,
+            device=device,
+            classes=images.classes,
+            index=np.arange(len(images)),
+            labels=images.labels.numpy(),
+            # On a CPU, the activations should stay in the cache. Both divide CIFAR's test set.
+            evaluation_batch=2000 if device.startswith("cuda") else 500,
+            images=images,
+            augment=Augment(padding=padding, flip=flip),
+            seed=recipe.run.seed,
+        )
+
     return source(train), source(test)

@@ -2,7 +2,8 @@
 
 import functools
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,17 @@ from fineprune.errors import InputError
 from fineprune.pruning.random_streams import stream
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
 from fineprune.training.data.files import open_files
+from fineprune.training.data.labels import (
+    TrainingLabels,
+    digest_of,
+    training_labels,
+    without_suspects,
+)
 from fineprune.training.data.memory import open_memory
-from fineprune.training.data.source import EvaluationBatches, Source, check_same
+from fineprune.training.data.source import EpochLoader, Source
 from fineprune.training.data.user import open_user
-from fineprune.training.left_out import left_out
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import DataSettings
-from fineprune.training.weak_labels import WeakLabels, weak_labels
 
 # The validation part is drawn from this seed instead of the run's, so that runs with different
 # seeds can be compared.
@@ -36,10 +41,11 @@ class Data:
         evaluated: The samples to evaluate on.
         evaluated_on: The name of this set, ``test`` or ``validation``.
         classes: The number of classes of the network to build.
-        weak: The labels of ``train``, and which samples of ``whole`` it has.
-        fingerprint: The digest of the training and test set, which a run that continues and the
-            other processes of a run must find again.
-        left_out_digest: The digest of the samples that ``data.without`` leaves; None without it.
+        chosen: The labels of ``train``, and which samples of ``whole`` it has.
+        digests: What a run that continues and the other processes of a run must find again, as
+            digests in hexadecimal: ``data`` (the training and test set), ``labels`` (the training
+            labels if they come from a file of the user, else None) and ``suspects`` (the samples
+            that ``data.without`` leaves; None without it).
     """
 
     whole: Source
@@ -47,9 +53,8 @@ class Data:
     evaluated: Source
     evaluated_on: str
     classes: int
-    weak: WeakLabels
-    fingerprint: str
-    left_out_digest: str | None = None
+    chosen: TrainingLabels
+    digests: dict[str, str | None]
 
     @property
     def num_samples(self) -> int:
@@ -65,12 +70,7 @@ class Data:
     @property
     def wrong(self) -> npt.NDArray[np.bool_] | None:
         """Which training labels are wrong; bool, shape (N,). None if this is not known."""
-        return self.weak.wrong
-
-    @property
-    def labels_digest(self) -> str | None:
-        """The digest of the training labels if they come from a file of the user; else None."""
-        return self.weak.digest
+        return self.chosen.wrong
 
     @functools.cached_property
     def blank(self) -> Tensor:
@@ -78,17 +78,14 @@ class Data:
         return self.train.blank()
 
     @functools.cached_property
-    def evaluation(self) -> EvaluationBatches:
-        """The batches ``(x, y)`` to evaluate on; they can be iterated more than once."""
-        return EvaluationBatches(self.evaluated, self.evaluated.open())
+    def evaluation(self) -> EpochLoader:
+        """The batches to evaluate on; they can be iterated more than once."""
+        return EpochLoader(self.evaluated)
 
     def training_set(self) -> TrainingSet:
         """Return the whole training set, and which of its samples are trained."""
-        return TrainingSet(self.weak.index, self.weak.whole, self.whole.classes, self.whole.keys())
-
-    def only(self, kept: npt.NDArray[np.int64]) -> "Data":
-        """Return the data with these training samples, sorted positions; int64, shape (m,)."""
-        return replace(self, train=self.train.part(kept), weak=self.weak.only(kept))
+        chosen, whole = self.chosen, self.whole
+        return TrainingSet(chosen.index, chosen.whole, whole.classes, whole.keys())
 
     def save(self, folder: Path) -> None:
         """Write what a resumed run needs to find the same samples into its folder."""
@@ -97,12 +94,14 @@ class Data:
             self.evaluated.save("test", folder)
 
 
-def load_data(recipe: Recipe, begun: str | None = None, folder: Path | None = None) -> Data:
+def load_data(
+    recipe: Recipe, begun: Mapping[str, str | None] | None = None, folder: Path | None = None
+) -> Data:
     """Load the data that a recipe names.
 
     Args:
         recipe: The recipe.
-        begun: The fingerprint with which the run began; None for a new run.
+        begun: The digests with which the run began; None for a new run.
         folder: The folder of the run that continues, if it can be read; None for a new run.
 
     Raises:
@@ -110,21 +109,53 @@ def load_data(recipe: Recipe, begun: str | None = None, folder: Path | None = No
     """
     settings = recipe.data
     whole, test = open_sources(recipe, folder)
-    known = data_fingerprint(whole, test)
-    check_same(whole.place, begun, known)
+    digests: dict[str, str | None] = {"data": data_fingerprint(whole, test)}
+    _check_same(whole.place, settings, begun, digests)
     classes = _number_of_classes(whole, recipe.network.classes)
     kept, held_out = split(len(whole), settings.validation)
-    weak = _labelled(settings, whole, classes, _limited(settings, whole, kept))
-    changed = settings.labels is not None or settings.label_noise is not None
-    train = whole.part(weak.index, weak.labels if changed else None)
+    chosen = _labelled(settings, whole, classes, _limited(settings, whole, kept))
+    from_file = settings.labels is not None
+    digests["labels"] = digest_of(chosen.index, chosen.labels) if from_file else None
     evaluated = whole.part(held_out) if settings.validation else test
     assert evaluated is not None
-    evaluated_on = "validation" if settings.validation else "test"
-    data = Data(whole, train, evaluated, evaluated_on, classes, weak, known)
     if settings.without is not None:
-        left = left_out(Path(settings.without), data.training_set(), known)
-        data = replace(data.only(left.kept), left_out_digest=left.digest)
-    return replace(data, evaluated=evaluated.plain(data.train))
+        training_set = TrainingSet(chosen.index, chosen.whole)
+        rest = without_suspects(Path(settings.without), training_set, str(digests["data"]))
+        chosen = chosen.only(rest)
+    digests["suspects"] = None if settings.without is None else digest_of(chosen.index)
+    _check_same(whole.place, settings, begun, digests)
+    changed = from_file or settings.label_noise is not None
+    train = whole.part(chosen.index, chosen.labels if changed else None)
+    evaluated_on = "validation" if settings.validation else "test"
+    return Data(whole, train, evaluated.plain(train), evaluated_on, classes, chosen, digests)
+
+
+def _check_same(
+    place: str,
+    settings: DataSettings,
+    begun: Mapping[str, str | None] | None,
+    found: Mapping[str, str | None],
+) -> None:
+    """Raise InputError if data have other digests than those with which a run began."""
+    for name, expected, remedy in (
+        (
+            "data",
+            f"in {place} the data with which the run began",
+            "restore them (a function of your own must return the same on every call, so seed the "
+            "split)",
+        ),
+        ("labels", f"in {settings.labels} the labels with which the run began", "restore the file"),
+        (
+            "suspects",
+            f"data.without to leave out the same samples as when the run began, with "
+            f"{settings.without}",
+            "restore that run",
+        ),
+    ):
+        if begun is not None and name in found and begun[name] != found[name]:
+            raise InputError(
+                f"expected {expected}, got different ones: {remedy}, or train into a new folder"
+            )
 
 
 def data_fingerprint(train: Source, test: Source | None) -> str:
@@ -194,7 +225,7 @@ def _limited(
 
 def _labelled(
     settings: DataSettings, whole: Source, classes: int, index: npt.NDArray[np.int64]
-) -> WeakLabels:
+) -> TrainingLabels:
     """Return the labels to train with."""
     own, names = whole.labels, whole.classes
     if own is None:
@@ -209,4 +240,4 @@ def _labelled(
     if settings.labels is not None:
         names += tuple(str(number) for number in range(len(names), classes))
         keys = whole.keys()
-    return weak_labels(settings, own, names, index, keys)
+    return training_labels(settings, own, names, index, keys)
