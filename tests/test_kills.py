@@ -28,7 +28,7 @@ from preloaded_python import preloaded_ray_workers
 from processes import in_session, wait_until_ended
 from torch import nn
 
-from fineprune.distributed.parameter_servers.batches import BatchKey
+from fineprune.distributed.parameter_servers.epoch import BatchKey
 
 ray = pytest.importorskip("ray")
 

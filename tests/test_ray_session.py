@@ -27,13 +27,14 @@ from fineprune.distributed.parameter_servers.failures import (
     RemoteError,
     cause_of,
     dead_actor,
-    failure_of,
+    root_of,
     told_as_text,
 )
-from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
+from fineprune.distributed.parameter_servers.placement import Places, nodes_for_servers
 from fineprune.distributed.parameter_servers.ray_session import ray_session
 from fineprune.distributed.parameter_servers.server import Actor
 from fineprune.distributed.parameter_servers.start import RayLost
+from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError, RunError
 
 
@@ -106,9 +107,11 @@ def test_the_end_of_rays_own_processes_is_no_death_of_a_worker():
 
 def test_the_death_of_who_made_an_argument_is_told_from_ones_own():
     death = RayActorError(actor_id="ab")
-    assert dead_actor(death) == "ab"
-    assert dead_actor(RayTaskError("step", "told", death)) == "ab"
-    assert dead_actor(RayTaskError("step", "told", Failure("other", "line", "trace"))) is None
+    assert dead_actor(root_of(death)) == "ab"
+    assert dead_actor(root_of(RayTaskError("step", "told", death))) == "ab"
+    failure = Failure("other", "line", "trace")
+    assert root_of(RayTaskError("step", "told", failure)) is failure
+    assert dead_actor(failure) is None
 
 
 def fail(error):
@@ -122,11 +125,11 @@ def fail(error):
         method()
     sent = pickle.loads(pickle.dumps(raised.value))
     of_an_argument = RayTaskError("step", "told", RayTaskError("update", "told", sent))
-    assert failure_of(of_an_argument).line == sent.line
-    return failure_of(RayTaskError("step", "told", sent)).again()
+    assert root_of(of_an_argument) is sent
+    return sent.again()
 
 
-LOADER = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback\nOSError: torn"
+LOADER = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (\nOSError: torn"
 
 
 @pytest.mark.parametrize(
@@ -412,28 +415,28 @@ def test_a_run_whose_ray_hangs_can_be_stopped(process, training, short_folder):
     assert list(short_folder.glob("ray*")) == []
 
 
-def node(name, cpus, gpus=0):
-    return Node(name, name, cpus, gpus)
+def places(workers, servers=1, group=1, threads=1, gpus=0.0):
+    strategy = Strategy(
+        "mixed", workers=workers, group=group, servers=servers, placement="dedicated"
+    )
+    return Places(strategy, threads, gpus)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "places", "chosen"),
+    ("cpus", "gpus", "needed", "chosen"),
     [
-        ([node("a", 4)], Places(1, dedicated=True), []),
-        ([node("a", 4), node("b", 2)], Places(1, dedicated=True), ["b"]),
-        ([node("a", 4, gpus=4), node("b", 64)], Places(1, gpus=1, dedicated=True), ["b"]),
-        (
-            [node("a", 2), node("b", 2), node("c", 2)],
-            Places(2, servers=3, dedicated=True),
-            ["a", "b"],
-        ),
-        ([node("a", 4), node("b", 4)], Places(5, servers=2, dedicated=True), []),
-        ([node("a", 0), node("b", 2), node("c", 2)], Places(2, dedicated=True), ["b"]),
-        ([node("a", 2), node("b", 4)], Places(1, members=2, threads=2, dedicated=True), ["a"]),
+        ({"a": 4}, {}, places(1), []),
+        ({"a": 4, "b": 2}, {}, places(1), ["b"]),
+        ({"a": 4, "b": 64}, {"a": 4}, places(1, gpus=1), ["b"]),
+        ({"a": 2, "b": 2, "c": 2}, {}, places(2, servers=3), ["a", "b"]),
+        ({"a": 4, "b": 4}, {}, places(5, servers=2), []),
+        ({"a": 0, "b": 2, "c": 2}, {}, places(2), ["b"]),
+        ({"a": 2, "b": 4}, {}, places(2, group=2, threads=2), ["a"]),
     ],
 )
-def test_dedicated_servers_get_nodes_that_leave_room_for_the_groups(nodes, places, chosen):
-    assert [one.name for one in nodes_for_servers(nodes, places)] == chosen
+def test_dedicated_servers_get_nodes_that_leave_room_for_the_groups(cpus, gpus, needed, chosen):
+    nodes = {name: {"CPU": float(cpus[name]), "GPU": float(gpus.get(name, 0))} for name in cpus}
+    assert nodes_for_servers(nodes, needed) == chosen
 
 
 # Three nodes on one machine; it prints which nodes the workers and the servers are on.
@@ -443,6 +446,7 @@ from ray.cluster_utils import Cluster
 from fineprune.distributed.parameter_servers.events import LOGGER, ProcessKind
 from fineprune.distributed.parameter_servers.placement import Placement, Places
 from fineprune.distributed.parameter_servers.ray_session import ray_session
+from fineprune.distributed.strategy import Strategy
 import ray
 
 class Where:
@@ -458,10 +462,11 @@ LOGGER.addFilter(lambda record: events.append(record.args[0]))
 with ray_session(1):
     for groups in (3, 5):
         events.clear()
-        places = Places(groups=groups, servers=1 if groups == 5 else 2, dedicated=True)
-        placement = Placement(places, lambda: False)
+        servers = 1 if groups == 5 else 2
+        strategy = Strategy("async", workers=groups, servers=servers, placement="dedicated")
+        placement = Placement(Places(strategy))
         on, actors = [], []
-        for kind, number in ((ProcessKind.WORKER, groups), (ProcessKind.SERVER, places.servers)):
+        for kind, number in ((ProcessKind.WORKER, groups), (ProcessKind.SERVER, servers)):
             made = [
                 ray.remote(Where).options(**placement.options(kind, index)).remote()
                 for index in range(number)

@@ -20,7 +20,6 @@ from fineprune.errors import InputError, RunError, first_line, lack_of
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
-
 # Why an actor died together with its node.
 LOST_NODE = "its node died or cannot be reached"
 
@@ -32,32 +31,33 @@ class RemoteError(RuntimeError):
     """
 
 
-class Behind(RuntimeError):
-    """A server cannot make an update, because one before it failed: its gradients were lost."""
-
-
 class _Trace(Exception):
     """The stack trace of another process, as text."""
 
 
 class Failure(Exception):
-    """What a process raised, as text: the kind of the error, its line, and its stack trace."""
+    """What a process raised, as text: the kind of the error, its line, and its stack trace.
 
-    def __init__(self, kind: str, line: str, trace: str) -> None:
+    The kind ``behind`` is that of a server that cannot make an update, because one before it
+    failed: its gradients were lost.
+    """
+
+    def __init__(self, kind: str, line: str, trace: str = "") -> None:
         super().__init__(kind, line, trace)  # Unpickling passes these to the constructor.
         self.kind, self.line, self.trace = kind, line, trace
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
         """Describe an exception. Input and run errors explain themselves in their line."""
-        kinds = {InputError: "input", RunError: "run", Behind: "behind"}
-        kind = kinds.get(type(error), "other")
-        line = str(error)
-        if kind == "other":
+        kind, line = {InputError: "input", RunError: "run"}.get(type(error), ""), str(error)
+        if not kind:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            line = (
-                f"{type(error).__name__}: {_said(error)} "
-                f"(in a worker or server: {place.filename}, line {place.lineno})"
+            kind, line = (
+                "other",
+                (
+                    f"{type(error).__name__}: {first_line(error)} "
+                    f"(in a worker or server: {place.filename}, line {place.lineno})"
+                ),
             )
             if lack := lack_of(error):
                 kind, line = "run", f"{lack}: {line}"
@@ -78,31 +78,33 @@ def told_as_text(method: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
     def telling(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
         try:
             return method(*args, **kwargs)
+        except Failure:
+            raise
         except Exception as error:
             raise Failure.of(error) from None
 
     return telling
 
 
-def failure_of(error: RayError) -> Failure | None:
-    """Return what the process itself raised; None if Ray failed, or a process died."""
-    cause = getattr(error, "cause", None) if isinstance(error, RayTaskError) else None
-    while isinstance(cause, RayTaskError):  # that of an argument
-        cause = cause.cause
-    return cause if isinstance(cause, Failure) else None
+def root_of(error: RayError) -> Exception:
+    """Return what made a call fail, perhaps an error of the actor that made an argument of it.
 
-
-def dead_actor(error: RayError) -> str | None:
-    """Return the identifier of the actor whose death an error reports; None if it reports none.
-
-    A call fails in the same way if the actor that made one of its arguments died.
+    Returns:
+        ``Failure``: what an actor raised. ``RayActorError``: the death of the actor that its
+        ``actor_id`` names. Anything else: a failure of Ray, such as a lost object.
     """
-    while isinstance(error, RayTaskError) and isinstance(error.cause, RayError):
-        error = error.cause
+    root: Exception = error
+    while isinstance(root, RayTaskError) and isinstance(root.cause, Exception):
+        root = root.cause
+    return root
+
+
+def dead_actor(error: Exception) -> str | None:
+    """Return the identifier of the actor whose death an error reports; None if it reports none."""
     return error.actor_id if isinstance(error, RayActorError) else None
 
 
-def cause_of(error: RayError) -> str:
+def cause_of(error: Exception) -> str:
     """Return in a few words the cause of a death, which Ray describes in a paragraph.
 
     Raises:
@@ -122,10 +124,3 @@ def cause_of(error: RayError) -> str:
     if "Unavailable" in type(error).__name__:
         return "its node cannot be reached"
     return re.sub(r"\s+", " ", told.strip().splitlines()[-1])
-
-
-def _said(error: Exception) -> str:
-    """Return the line of an exception's message that says what happened."""
-    if "Original Traceback" in str(error):  # of a process of torch's DataLoader
-        return str(error).strip().splitlines()[-1]
-    return first_line(error)

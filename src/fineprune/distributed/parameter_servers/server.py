@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fineprune.distributed.optimizer_rate import set_rate
-from fineprune.distributed.parameter_servers.failures import Behind, told_as_text
+from fineprune.distributed.parameter_servers.failures import Failure, told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 
 Array = npt.NDArray[Any]
@@ -94,13 +94,12 @@ class Server(Actor):
             # Copied, because the optimizer would use and change the given tensors themselves.
             self._optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
         self._version: int = saved["version"]
-        self._seconds = {"apply": 0.0}
         return self.started(), self._parameters.numpy()
 
     @told_as_text
     def update(
         self, version: int, rate: float, shares: Sequence[float], *gradients: Array
-    ) -> tuple[int, Array]:
+    ) -> tuple[dict[str, float], Array]:
         """Apply gradients as one update.
 
         Args:
@@ -110,34 +109,42 @@ class Server(Actor):
             gradients: The gradients, shape (elements of the part,); int16 stands for bfloat16.
 
         Returns:
-            The version, and the parameters, of the same shape.
+            The seconds of each phase, and the parameters, of the same shape.
 
         Raises:
-            Behind: An update before this one failed.
+            Failure: An update before this one failed.
         """
         if version != self._version + 1:
-            raise Behind(f"expected version {self._version + 1} to follow, got {version}")
+            raise Failure("behind", f"expected update {self._version + 1} to follow, got {version}")
         began = time.perf_counter()
-        for place, (share, gradient) in enumerate(zip(shares, gradients, strict=True)):
-            arrived = torch.from_numpy(gradient)
-            if arrived.dtype == torch.int16:
-                arrived = arrived.view(torch.bfloat16).to(self._gradient.dtype)
-            if place == 0:
-                torch.mul(arrived, share, out=self._gradient)
-            else:
-                self._gradient.add_(arrived, alpha=share)
+        weighted_sum(shares, gradients, out=self._gradient)
         set_rate(self._optimizer, rate)
         self._optimizer.step()
         self._version = version
-        self._seconds["apply"] += time.perf_counter() - began
-        return version, self._parameters.numpy()
+        return {"apply": time.perf_counter() - began}, self._parameters.numpy()
 
     @told_as_text
-    def snapshot(self) -> tuple[int, Array, dict[str, float]]:
-        """Return the version, the complete state, and the seconds per phase since the last call."""
-        seconds, self._seconds = self._seconds, {"apply": 0.0}
-        optimizer = self._optimizer.state_dict()
-        return self._version, _state(self._parameters, optimizer, self._version), seconds
+    def snapshot(self) -> Array:
+        """Return the complete state."""
+        return _state(self._parameters, self._optimizer.state_dict(), self._version)
+
+
+def weighted_sum(shares: Sequence[float], gradients: Sequence[Array], out: Tensor) -> None:
+    """Write the weighted sum of gradients into ``out``. All have its shape.
+
+    Args:
+        shares: The weight of each gradient.
+        gradients: The gradients; int16 stands for bfloat16.
+        out: The result.
+    """
+    for place, (share, gradient) in enumerate(zip(shares, gradients, strict=True)):
+        arrived = torch.from_numpy(gradient)
+        if arrived.dtype == torch.int16:
+            arrived = arrived.view(torch.bfloat16).to(out.dtype)
+        if place == 0:
+            torch.mul(arrived, share, out=out)
+        else:
+            out.add_(arrived, alpha=share)
 
 
 def first_state(part: Tensor) -> Array:
