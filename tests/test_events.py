@@ -9,14 +9,14 @@ from fineprune.cli.main import main
 
 pytest.importorskip("ray")
 
-from fineprune.distributed.parameter_servers.events import (
+from fineprune.distributed.parameter_servers.processes import (
     LOGGER,
     Event,
     EventKind,
+    Process,
     ProcessKind,
     report,
 )
-from fineprune.distributed.parameter_servers.processes import Process
 from fineprune.distributed.parameter_servers.server import Started
 
 

@@ -32,7 +32,7 @@ from fineprune.distributed.parameter_servers.epoch import BatchKey
 
 ray = pytest.importorskip("ray")
 
-from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
+from fineprune.distributed.parameter_servers.processes import EventKind, ProcessKind  # noqa: E402
 from fineprune.distributed.parameter_servers.start import parameter_servers  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
 

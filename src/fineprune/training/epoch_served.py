@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fineprune.distributed.all_reduce import RankGroup
-from fineprune.distributed.parameter_servers.epoch import EpochResult
+from fineprune.distributed.parameter_servers.epoch import Epoch
 from fineprune.distributed.parameter_servers.start import RayLost, parameter_servers
 from fineprune.errors import check_installed
 from fineprune.launcher import check_not_launched
@@ -129,7 +129,7 @@ def load_from_servers(state: TrainState, totals: EpochTotals) -> None:
         totals.distributed[f"{kind.value}_deaths"] += deaths
 
 
-def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
+def _report(result: Epoch, before: dict[str, Any]) -> dict[str, Any]:
     """Return the ``distributed`` entry of an epoch's metrics.
 
     ``seconds`` are sums over all processes; ``workers`` and ``servers`` have those of each process.

@@ -1,7 +1,6 @@
 """The epoch in progress: which batches are queued, leased or applied, and what it reports."""
 
 import bisect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -65,45 +64,6 @@ class WorkerTotals:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass
-class EpochResult:
-    """The result of an epoch, or of the part of it that was trained before a stop.
-
-    Attributes:
-        updates: The updates, in the order of their first batches. Record the indices and losses of
-            each update as one batch, in this order. With ``sync`` and no backup workers, the order
-            does not depend on the speed of the workers.
-        applied: The number of applied batches, including those before the epoch was resumed. They
-            are exactly the first batches of the epoch.
-        finished: Whether these are all batches of the epoch.
-        staleness: The staleness of each update, in the order in which they were applied.
-        dropped: The number of gradients that were discarded because they came too late.
-        undone: The number of updates that were undone because a server died.
-        workers: What each worker did, by rank.
-        servers: The duration of each phase of each server: apply (the mean of the gradients and the
-            step of the optimizer), which takes place while groups wait.
-        snapshot_seconds: The time after the last update in which the servers' state was saved.
-    """
-
-    updates: list[AppliedUpdate] = field(default_factory=list)
-    applied: int = 0
-    finished: bool = False
-    staleness: list[int] = field(default_factory=list)
-    dropped: int = 0
-    undone: int = 0
-    workers: list[WorkerTotals] = field(default_factory=list)
-    servers: list[dict[str, float]] = field(default_factory=list)
-    snapshot_seconds: float = 0.0
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """The durations of the phases, summed over all processes."""
-        total: Counter[str] = Counter()
-        for seconds in (*(worker.seconds for worker in self.workers), *self.servers):
-            total.update(seconds)
-        return dict(total)
-
-
 class Stepped(NamedTuple):
     """What a worker found out about a batch, or its part of it.
 
@@ -119,26 +79,33 @@ class Stepped(NamedTuple):
 
 
 class Epoch:
-    """The batches of an epoch, each of which is applied once, and the updates so far.
+    """The batches of an epoch, each of which is applied once, and what it reports in the end.
 
     A batch is queued, then leased to a group of workers, then applied. It is queued again if the
     group dies, if an update is made without it, or if the update is undone.
 
     Args:
-        epoch, batches, rate, weights, applied, stop: As for ``Training.run_epoch``.
+        number, batches, rate, weights, applied, stop: As for ``Training.run_epoch``.
         strategy: The strategy, which says how many workers and servers there are.
 
     Attributes:
         number: The number of the epoch.
+        batches: The indices of each batch's samples, int64, shape (B,).
         rate: See ``Training.run_epoch``.
         end: The end of the range of batches that will be applied; a stop lowers it.
         leased: The group that computes each leased batch.
-        result: The counts so far; ``finish`` adds everything else.
+        by_version: The update that made each version of the parameters.
+        dropped: The number of gradients that were discarded because they came too late.
+        undone: The number of updates that were undone because a server died.
+        workers: What each worker did, by rank.
+        servers: The duration of each phase of each server: apply (the mean of the gradients and the
+            step of the optimizer), which takes place while groups wait.
+        snapshot_seconds: The time after the last update in which the servers' state was saved.
     """
 
     def __init__(
         self,
-        epoch: int,
+        number: int,
         batches: Sequence[Tensor],
         rate: Callable[[int], float],
         strategy: Strategy,
@@ -148,44 +115,65 @@ class Epoch:
     ) -> None:
         if not 0 <= applied <= len(batches):
             raise InputError(f"expected 0 to {len(batches)} applied batches, got {applied}")
-        self._indices = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
-        if not all(len(batch) for batch in self._indices[applied:]):
+        self.batches = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
+        if not all(len(batch) for batch in self.batches[applied:]):
             raise InputError("expected batches of at least one sample, got an empty one")
         self._weights = None if weights is None else weights.numpy()
         self._strategy, self._stop, self._first = strategy, stop, applied
         self._queue = list(range(applied, len(batches)))  # sorted
         self._announced: dict[int, int] = {}  # the queued batch that each group probably gets next
-        self._updates: dict[int, AppliedUpdate] = {}
         self._stopped = False
-        self.number, self.rate, self.end = epoch, rate, len(batches)
+        self.number, self.rate, self.end = number, rate, len(batches)
         self.leased: dict[int, int] = {}
-        self.result = EpochResult(
-            workers=[WorkerTotals() for _ in range(strategy.workers)],
-            servers=[{} for _ in range(strategy.servers)],
-        )
-
-    def indices(self, batch: int) -> Array:
-        """Return the indices of a batch's samples, int64, shape (B,)."""
-        return self._indices[batch]
+        self.by_version: dict[int, AppliedUpdate] = {}
+        self.dropped = self.undone = 0
+        self.workers = [WorkerTotals() for _ in range(strategy.workers)]
+        self.servers: list[dict[str, float]] = [{} for _ in range(strategy.servers)]
+        self.snapshot_seconds = 0.0
 
     def weights(self, indices: Array) -> Array | None:
         """Return the weights of samples' losses, float32, shape (B,); None if they are equal."""
         return None if self._weights is None else self._weights[indices]
 
     @property
-    def done(self) -> int:
-        """The number of applied batches, including those before the epoch was resumed."""
-        return len(self._indices) - len(self._queue) - len(self.leased)
+    def applied(self) -> int:
+        """The number of applied batches, including those before the epoch was resumed.
+
+        They are exactly the first batches of the epoch when it has ended or stopped.
+        """
+        return len(self.batches) - len(self._queue) - len(self.leased)
 
     @property
     def remaining(self) -> int:
         """The number of batches before ``end`` that are not applied."""
-        return self.end - self.done
+        return self.end - self.applied
 
     @property
-    def updates(self) -> int:
-        """The number of updates so far."""
-        return len(self._updates)
+    def finished(self) -> bool:
+        """Whether all batches of the epoch are applied."""
+        return self.applied == len(self.batches)
+
+    @property
+    def updates(self) -> list[AppliedUpdate]:
+        """The updates, in the order of their first batches.
+
+        Record the indices and losses of each update as one batch, in this order. With ``sync`` and
+        no backup workers, it does not depend on the speed of the workers.
+        """
+        return sorted(self.by_version.values(), key=lambda update: update.keys[0])
+
+    @property
+    def staleness(self) -> list[int]:
+        """The staleness of each update, in the order in which they were applied."""
+        return [update.staleness for _, update in sorted(self.by_version.items())]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The durations of the phases, summed over all processes."""
+        total: dict[str, float] = {}
+        for seconds in (*(worker.seconds for worker in self.workers), *self.servers):
+            add_seconds(total, seconds)
+        return total
 
     def lease(self, group: int) -> int | None:
         """Lease a batch to a group: the one announced to it, else the lowest; None: there is none.
@@ -239,13 +227,13 @@ class Epoch:
         if self._stopped or not self._stop():
             return
         self._stopped = True
-        last = len(self._indices)
+        last = len(self.batches)
         for queued in reversed(self._queue):
             if queued != last - 1:
                 break
             last = queued
         quorum = self._strategy.quorum
-        self.end = min(self._first - (self._first - last) // quorum * quorum, len(self._indices))
+        self.end = min(self._first - (self._first - last) // quorum * quorum, len(self.batches))
         self._announced = {to: one for to, one in self._announced.items() if one < self.end}
 
     def apply(
@@ -263,9 +251,9 @@ class Epoch:
             proportional to the number of samples in the batch.
         """
         order = sorted(computed)
-        indices = [self._indices[batch] for batch in order]
+        indices = [self.batches[batch] for batch in order]
         parts = [part for batch in order for part in computed[batch]]
-        self._updates[version] = AppliedUpdate(
+        self.by_version[version] = AppliedUpdate(
             version,
             tuple(BatchKey(self.number, batch) for batch in order),
             tuple(self.leased.pop(batch) for batch in order),
@@ -282,29 +270,23 @@ class Epoch:
 
     def undo(self, version: int) -> int:
         """Remove the updates after a version, and queue their batches; return their number."""
-        undone = [self._updates.pop(one) for one in list(self._updates) if one > version]
+        undone = [self.by_version.pop(one) for one in list(self.by_version) if one > version]
         batches = [key.batch for update in undone for key in update.keys]
         for batch in batches:
             bisect.insort(self._queue, batch)
-        self.result.undone += len(undone)
+        self.undone += len(undone)
         return len(batches)
 
-    def finish(self) -> EpochResult:
-        """Complete the result and return it."""
-        result, size = self.result, self._strategy.group
-        in_order = [self._updates[version] for version in sorted(self._updates)]
-        for update in in_order:
+    def count_samples(self) -> None:
+        """Complete the totals of the workers, when no update can be undone any more."""
+        size = self._strategy.group
+        for _, update in sorted(self.by_version.items()):
             for key, group in zip(update.keys, update.groups, strict=True):
-                workers = result.workers[group * size : (group + 1) * size]
-                parts = divided(self._indices[key.batch], size)
-                for worker, part in zip(workers, parts, strict=True):
+                members = self.workers[group * size : (group + 1) * size]
+                parts = divided(self.batches[key.batch], size)
+                for worker, part in zip(members, parts, strict=True):
                     worker.samples += len(part)
                     worker.staleness.append(update.staleness)
-        result.staleness = [update.staleness for update in in_order]
-        result.updates = sorted(in_order, key=lambda update: update.keys[0])
-        result.applied = self.done
-        result.finished = self.done == len(self._indices)
-        return result
 
 
 def add_seconds(total: dict[str, float], seconds: Mapping[str, float]) -> None:

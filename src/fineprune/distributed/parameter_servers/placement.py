@@ -1,7 +1,6 @@
 """Where the processes of a training run: the resources that it reserves in a Ray cluster."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -12,7 +11,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
+from fineprune.distributed.parameter_servers.processes import Event, EventKind, ProcessKind, report
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 
@@ -20,80 +19,59 @@ from fineprune.errors import InputError
 _LONGEST_WAIT = 60.0
 _REPORT_EVERY = 10.0
 
+Resources = dict[str, float]
 
-@dataclass(frozen=True)
-class Places:
-    """The resources that the processes of a training need.
 
-    The members of a group are on one node. A dedicated server has CPUs of its own, on a node
-    without groups if there are enough nodes; any other one shares the CPUs of a group.
+def bundles_for(strategy: Strategy, threads: int, gpus: float) -> list[Resources]:
+    """Return the resources of each group, then of each dedicated server, by Ray's names.
 
-    Attributes:
-        strategy: The strategy, which says how many processes there are.
-        threads: The number of torch threads in each process, which is also the number of CPUs of
-            each replica and each dedicated server.
-        gpus: The number of GPUs of each replica, which are the only ones that it sees.
+    Each bundle is on one node. Servers that are not dedicated share the CPUs of the groups.
     """
-
-    strategy: Strategy
-    threads: int = 1
-    gpus: float = 0.0
-
-    @property
-    def dedicated(self) -> int:
-        """The number of dedicated servers."""
-        return self.strategy.servers if self.strategy.placement == "dedicated" else 0
-
-    @property
-    def cpus(self) -> int:
-        """The number of CPUs of all processes together."""
-        return (self.strategy.workers + self.dedicated) * self.threads
-
-    @property
-    def of_group(self) -> dict[str, float]:
-        """The resources of a group, by Ray's names."""
-        gpus = {"GPU": self.strategy.group * self.gpus} if self.gpus else {}
-        return {"CPU": self.strategy.group * self.threads, **gpus}
-
-    def __str__(self) -> str:
-        strategy, gpus = self.strategy, self.strategy.workers * self.gpus
-        return (
-            f"{self.cpus} free CPUs{f' and {gpus:g} GPUs' if gpus else ''} for {strategy.groups} "
-            f"groups of {strategy.group} and {strategy.servers} servers"
-        )
+    group = {"CPU": float(strategy.group * threads)}
+    if gpus:
+        group["GPU"] = strategy.group * gpus
+    return [group] * strategy.groups + [{"CPU": float(threads)}] * strategy.dedicated_servers
 
 
 class Placement:
-    """Reserved resources: a bundle per group of replicas, then one per dedicated server."""
+    """The reserved resources of a training.
 
-    def __init__(self, places: Places) -> None:
-        self.places = places
-        groups, dedicated = places.strategy.groups, places.dedicated
-        bundles = [places.of_group] * groups + [{"CPU": float(places.threads)}] * dedicated
+    Args:
+        strategy: The strategy, which says how many processes there are.
+        threads: The number of torch threads in each process, which is also the number of CPUs of
+            each worker and each dedicated server.
+        gpus: The number of GPUs of each worker, which are the only ones that it sees.
+    """
+
+    def __init__(self, strategy: Strategy, threads: int, gpus: float) -> None:
+        self._strategy, self._threads, self._gpus = strategy, threads, gpus
+        self._bundles = bundles_for(strategy, threads, gpus)
+        groups, servers = self._bundles[: strategy.groups], self._bundles[strategy.groups :]
         selectors: list[dict[str, str]] | None = None
-        if dedicated:
+        if servers:
             nodes = {
                 node["NodeID"]: node["Resources"]
                 for node in ray.nodes()  # type: ignore[no-untyped-call]
                 if node["Alive"]
             }
-            if servers := nodes_for_servers(nodes, places):
-                others = [node for node in nodes if node not in servers]
-                selectors = [_not_on(servers)] * groups + [_not_on(others)] * dedicated
+            if chosen := nodes_for_servers(nodes, groups, servers):
+                others = [node for node in nodes if node not in chosen]
+                selectors = [_not_on(chosen)] * len(groups) + [_not_on(others)] * len(servers)
             else:
                 reason = f"dedicated servers share nodes with workers: there are {len(nodes)} nodes"
                 report(Event(EventKind.SHARED, reason))
-        self._group = placement_group(bundles, strategy="SPREAD", bundle_label_selector=selectors)
+        self._group = placement_group(
+            self._bundles, strategy="SPREAD", bundle_label_selector=selectors
+        )
         self._waited = self._reported = 0.0
         self._begun = False
 
     def options(self, kind: ProcessKind, index: int) -> dict[str, Any]:
         """Return Ray's options for a process."""
-        places, strategy = self.places, self.places.strategy
-        cpus, gpus = places.threads, 0.0
+        strategy, cpus, gpus = self._strategy, self._threads, 0.0
         if kind is ProcessKind.WORKER:
-            bundle, gpus = index // strategy.group, places.gpus
-        elif places.dedicated:
+            bundle, gpus = index // strategy.group, self._gpus
+        elif strategy.dedicated_servers:
             bundle = strategy.groups + index
         else:
             bundle, cpus = index % strategy.groups, 0
@@ -121,15 +99,16 @@ class Placement:
             return False
         self._waited += passed
         there = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        found = f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+        needed, found = _told(self._bundles), _told([there])
         if not self._begun and self._waited >= _LONGEST_WAIT:
             raise InputError(
-                f"expected {self.places}, but found no place in {_LONGEST_WAIT:g} s on {found}: "
-                f"ask for fewer, or for a larger cluster"
+                f"expected {needed} free for {self._strategy.groups} groups of "
+                f"{self._strategy.group} and {self._strategy.servers} servers, but found no place "
+                f"in {_LONGEST_WAIT:g} s on {found}: ask for fewer, or for a larger cluster"
             )
         if self._waited >= self._reported + _REPORT_EVERY:
             self._reported = self._waited
-            line = f"waiting for CPUs: {self._waited:.0f} s so far for {self.places}, on {found}"
+            line = f"waiting for CPUs: {self._waited:.0f} s so far for {needed}, on {found}"
             report(Event(EventKind.WAITING, line))
         return True
 
@@ -138,7 +117,9 @@ class Placement:
         remove_placement_group(self._group)
 
 
-def nodes_for_servers(nodes: dict[str, dict[str, float]], places: Places) -> list[str]:
+def nodes_for_servers(
+    nodes: dict[str, Resources], groups: Sequence[Resources], servers: Sequence[Resources]
+) -> list[str]:
     """Choose nodes for dedicated servers so that the groups fit on the other nodes.
 
     Nodes with few GPUs and few CPUs are preferred. The number of nodes is the number of servers, or
@@ -146,29 +127,31 @@ def nodes_for_servers(nodes: dict[str, dict[str, float]], places: Places) -> lis
 
     Args:
         nodes: The resources of each node, by Ray's names.
-        places: The resources that the training needs.
+        groups, servers: The bundles.
 
     Returns:
         The nodes; empty if there is no such choice.
     """
 
-    def room(names: Sequence[str], each: dict[str, float]) -> float:
-        """Return how many processes with the given resources fit on nodes."""
+    def room(names: Sequence[str], bundles: Sequence[Resources]) -> float:
+        """Return how many equal bundles fit on nodes."""
+        needs = bundles[0].items()
         return sum(
-            min(nodes[name].get(kind, 0.0) // need for kind, need in each.items()) for name in names
+            min(nodes[name].get(kind, 0.0) // need for kind, need in needs) for name in names
         )
 
-    server = {"CPU": float(places.threads)}
-    large_enough = [name for name in nodes if room([name], server)]
+    large_enough = [name for name in nodes if room([name], servers)]
     large_enough.sort(key=lambda name: (nodes[name].get("GPU", 0.0), nodes[name]["CPU"]))
-    for number in range(min(places.dedicated, len(large_enough) - 1), 0, -1):
+    for number in range(min(len(servers), len(large_enough) - 1), 0, -1):
         chosen, others = large_enough[:number], large_enough[number:]
-        if (
-            room(chosen, server) >= places.dedicated
-            and room(others, places.of_group) >= places.strategy.groups
-        ):
+        if room(chosen, servers) >= len(servers) and room(others, groups) >= len(groups):
             return chosen
     return []
+
+
+def _told(bundles: Sequence[Resources]) -> str:
+    cpus, gpus = (sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in ("CPU", "GPU"))
+    return f"{cpus:g} CPUs and {gpus:g} GPUs"
 
 
 def _not_on(nodes: Sequence[str]) -> dict[str, str]:

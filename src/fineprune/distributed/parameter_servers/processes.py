@@ -1,22 +1,97 @@
-"""The processes of a training as the driver sees them, and groups of workers."""
+"""The processes of a training as the driver sees them, groups of workers, and what happens to both.
+
+Each event is logged as one line. The logger is ``fineprune.distributed``. A program that reacts to
+events, such as a test, adds a filter or a handler to it: ``args[0]`` of each record is the
+``Event``.
+"""
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from fineprune.distributed.parameter_servers.epoch import BatchKey, Stepped
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
 from fineprune.distributed.parameter_servers.failures import LOST_NODE
-from fineprune.distributed.parameter_servers.server import Started
 from fineprune.errors import RunError
 
 # If a worker dies so many times without computing a gradient in between, the same cause would kill
 # it again.
 _FRUITLESS_DEATHS = 3
+LOGGER = logging.getLogger("fineprune.distributed")
+
+
+class ProcessKind(Enum):
+    """The role of a process in the training."""
+
+    WORKER = "worker"
+    SERVER = "server"
+
+
+class EventKind(Enum):
+    """What happened."""
+
+    STARTED = "started"
+    RESTARTED = "restarted"  # in place of one that died
+    DIED = "died"
+    STOPPED = "stopped"  # It never ran, because its node was lost.
+    ROLLED_BACK = "rolled back"  # The parameters were, because a server died.
+    WAITING = "waiting"  # Processes wait for free CPUs. This is reported repeatedly.
+    SHARED = "shared"  # Dedicated servers share nodes with workers: there are too few nodes.
+    LEASED = "computes"  # A group was given a batch; the event names the group's leader.
+    UPDATED = "updated"  # The servers were told to apply gradients, which makes a version.
+
+
+_LEVELS = dict.fromkeys(EventKind, logging.WARNING) | {
+    EventKind.STARTED: logging.INFO,
+    EventKind.STOPPED: logging.INFO,
+    EventKind.LEASED: logging.DEBUG,
+    EventKind.UPDATED: logging.DEBUG,
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. ``str`` returns its line. Attributes that do not apply are None.
+
+    Attributes:
+        kind: What happened.
+        line: The same in words.
+        process: The role of the process that the event concerns.
+        index: The worker's rank, or the server's index.
+        pid: The process ID on the node.
+        version: The version of the parameters.
+        batch: The batch that the event concerns.
+    """
+
+    kind: EventKind
+    line: str
+    process: ProcessKind | None = None
+    index: int | None = None
+    pid: int | None = None
+    version: int | None = None
+    batch: BatchKey | None = None
+
+    def __str__(self) -> str:
+        return self.line
+
+
+def report(event: Event) -> None:
+    """Log an event."""
+    LOGGER.log(_LEVELS[event.kind], "%s", event)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Where an actor runs: its identifier in Ray, its process ID, and the name of its node."""
+
+    actor: str
+    pid: int
+    node: str
 
 
 @dataclass(eq=False)

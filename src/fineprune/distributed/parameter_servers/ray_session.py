@@ -5,6 +5,7 @@ Ray is an optional dependency (the extra ``cluster``).
 
 import contextlib
 import logging
+import math
 import os
 import re
 import signal
@@ -86,13 +87,18 @@ def ray_session(cpus: int, stop: Callable[[], bool] = lambda: False) -> Iterator
                 },
             }
         else:
-            _check_answers(address)
+            _connect(address, _CONNECT_SECONDS)  # Ray itself would try for minutes.
         # A death is one line of ours; Ray would print a paragraph on standard output.
         stack.callback(setattr, ray_worker, "_worker_logs_enabled", ray_worker._worker_logs_enabled)
         ray_worker._worker_logs_enabled = False
-        restore = stack.enter_context(_own_sigterm())
+        before = signal.getsignal(signal.SIGTERM)
+        main = threading.current_thread() is threading.main_thread()
+        if main:
+            stack.callback(signal.signal, signal.SIGTERM, before)
         stack.enter_context(_running(options, stop))
-        restore()
+        if main:  # Ray's library has set a handler of its own.
+            own = (lambda number, _: sys.exit(128 + number)) if before == signal.SIG_DFL else before
+            signal.signal(signal.SIGTERM, own)
         if address == _LOCAL and ray.util.get_node_ip_address() != _LOOPBACK:  # type: ignore[no-untyped-call]
             raise RunError(
                 "Ray would listen on all interfaces, because it was imported before fineprune: set "
@@ -108,42 +114,37 @@ class RayHealth:
     """
 
     def __init__(self) -> None:
-        self._address = _host_and_port(ray.get_runtime_context().gcs_address)
+        self._address = ray.get_runtime_context().gcs_address
         self._daemons = _daemons()
         self._looked, self._silence = time.monotonic(), 0.0
 
-    def check(self) -> None:
-        """Look at the processes.
+    def check(self, patience: float = math.inf) -> bool:
+        """Return whether all processes answer. Otherwise, requests to Ray hang.
+
+        Args:
+            patience: For how many seconds a process may have been silent; at most
+                ``SILENCE_SECONDS``.
 
         Raises:
-            RayLost: One of them has ended, or has not answered for long.
+            RayLost: One of them has ended, or has been silent for longer.
         """
         now = time.monotonic()
         # If this process was suspended, that time does not count.
         passed, self._looked = min(now - self._looked, 2.0), now
-        for name, pid in self._daemons.items():
-            if _state_of(pid) in ("", "Z"):
+        states = {name: _state_of(pid) for name, pid in self._daemons.items()}
+        for name, state in states.items():
+            if state in ("", "Z"):
                 raise RayLost(f"Ray's process {name} ended")
-        silent = self._silent()
+        silent = next((name for name, state in states.items() if state in _SUSPENDED), "")
+        if not silent:
+            try:
+                _connect(self._address, 1.0)
+            except InputError:
+                silent = "gcs_server"
         self._silence = self._silence + passed if silent else 0.0
-        if self._silence > SILENCE_SECONDS:
+        if self._silence > min(patience, SILENCE_SECONDS):
             raise RayLost(f"Ray's process {silent} has been silent for {self._silence:.0f} s")
-
-    @property
-    def answers(self) -> bool:
-        """Whether all processes answer now. Otherwise, requests to Ray hang."""
-        return not self._silent()
-
-    def _silent(self) -> str:
-        """Return the name of a process that does not answer; "" if all do."""
-        for name, pid in self._daemons.items():
-            if _state_of(pid) in ("", "Z", *_SUSPENDED):
-                return name
-        try:
-            socket.create_connection(self._address, timeout=1.0).close()
-        except OSError:
-            return "gcs_server"
-        return ""
+        return not silent
 
 
 @contextlib.contextmanager
@@ -224,40 +225,16 @@ def _expected(address: str) -> str:
     return f"expected a Ray cluster at {address!r}, which RAY_ADDRESS names, but "
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
-    """Divide an address, whose host may be an IPv6 address in brackets."""
+def _connect(address: str, seconds: float) -> None:
+    """Check that something answers at an address, whose host may be an IPv6 one in brackets."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal():
         raise InputError(
             f"{_expected(address)}it is no address: give HOST:PORT, as `ray start --head` prints it"
         )
-    return host.strip("[]"), int(port)
-
-
-def _check_answers(address: str) -> None:
-    """Check that something answers at an address; Ray itself would try for minutes."""
     try:
-        socket.create_connection(_host_and_port(address), timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
     except (OSError, OverflowError) as error:
         raise InputError(
             f"{_expected(address)}nothing answers there ({error}): start it with `ray start --head`"
         ) from None
-
-
-@contextlib.contextmanager
-def _own_sigterm() -> Iterator[Callable[[], object]]:
-    """Let SIGTERM raise SystemExit, unless this process handles it.
-
-    Yields:
-        Function that restores this after the start of Ray, whose library sets a handler of its own.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    own = (lambda number, _: sys.exit(128 + number)) if before == signal.SIG_DFL else before
-    signal.signal(signal.SIGTERM, own)
-    try:
-        yield lambda: signal.signal(signal.SIGTERM, own)
-    finally:
-        signal.signal(signal.SIGTERM, before)

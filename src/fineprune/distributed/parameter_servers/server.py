@@ -13,7 +13,6 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,12 @@ import torch
 from torch import Tensor
 
 from fineprune.distributed.optimizer_rate import set_rate
-from fineprune.distributed.parameter_servers.failures import Failure, told_as_text
+from fineprune.distributed.parameter_servers.failures import Behind, told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
+from fineprune.distributed.parameter_servers.processes import Started
 
 Array = npt.NDArray[Any]
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True)
-class Started:
-    """Where an actor runs: its identifier in Ray, its process ID, and the name of its node."""
-
-    actor: str
-    pid: int
-    node: str
 
 
 class Actor:
@@ -64,6 +55,7 @@ class Server(Actor):
     """One server's part of the parameters. ``begin`` is called first."""
 
     @told_as_text
+    @ray.method(num_returns=2)
     def begin(
         self, layout: FlatLayout, index: int, optimizer: MakeOptimizer, state: Array
     ) -> tuple[Started, Array]:
@@ -77,12 +69,12 @@ class Server(Actor):
                 parameter and the piece. It must be elementwise, as SGD, RMSProp and Adam are,
                 because a piece does not have the shape of its parameter and may be only a part of
                 it. A parameter group with a number ``lr_scale`` has its rate multiplied by it.
-            state: What ``snapshot`` or ``first_state`` returned.
+            state: What ``snapshot`` or ``state_of`` returned.
 
         Returns:
             Where this process runs, and the parameters, shape (elements of the part,).
         """
-        saved = _loaded(state)
+        saved = loaded(state)
         self._parameters: Tensor = saved["parameters"]
         self._gradient = torch.zeros_like(self._parameters)
         names, sizes = map(list, zip(*layout.pieces(index), strict=True))
@@ -97,6 +89,7 @@ class Server(Actor):
         return self.started(), self._parameters.numpy()
 
     @told_as_text
+    @ray.method(num_returns=2)
     def update(
         self, version: int, rate: float, shares: Sequence[float], *gradients: Array
     ) -> tuple[dict[str, float], Array]:
@@ -112,10 +105,10 @@ class Server(Actor):
             The seconds of each phase, and the parameters, of the same shape.
 
         Raises:
-            Failure: An update before this one failed.
+            Behind: An update before this one failed.
         """
         if version != self._version + 1:
-            raise Failure("behind", f"expected update {self._version + 1} to follow, got {version}")
+            raise Behind(f"expected update {self._version + 1} to follow, got {version}")
         began = time.perf_counter()
         weighted_sum(shares, gradients, out=self._gradient)
         set_rate(self._optimizer, rate)
@@ -126,7 +119,7 @@ class Server(Actor):
     @told_as_text
     def snapshot(self) -> Array:
         """Return the complete state."""
-        return _state(self._parameters, self._optimizer.state_dict(), self._version)
+        return state_of(self._parameters, self._optimizer.state_dict(), self._version)
 
 
 def weighted_sum(shares: Sequence[float], gradients: Sequence[Array], out: Tensor) -> None:
@@ -147,24 +140,20 @@ def weighted_sum(shares: Sequence[float], gradients: Sequence[Array], out: Tenso
             out.add_(arrived, alpha=share)
 
 
-def first_state(part: Tensor) -> Array:
-    """Return the state of a server whose optimizer has made no step."""
-    return _state(part.clone(), None, 0)
+def state_of(parameters: Tensor, optimizer: dict[str, Any] | None, version: int) -> Array:
+    """Return a server's state as bytes, uint8: tensors cross Ray slowly, and arrays quickly.
 
-
-def held_by(state: Array) -> tuple[int, Tensor]:
-    """Return the version and the parameters, shape (elements of the part,), of a server's state."""
-    loaded = _loaded(state)
-    return loaded["version"], loaded["parameters"]
-
-
-def _state(parameters: Tensor, optimizer: dict[str, Any] | None, version: int) -> Array:
-    """Return the bytes of ``torch.save``, uint8: tensors cross Ray slowly, and arrays quickly."""
+    Args:
+        parameters: The parameters, shape (elements of the part,).
+        optimizer: The state of the optimizer; None if it has made no step.
+        version: The version of the parameters.
+    """
     file = io.BytesIO()
     torch.save({"parameters": parameters, "optimizer": optimizer, "version": version}, file)
     return np.frombuffer(file.getbuffer(), np.uint8)
 
 
-def _loaded(state: Array) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(io.BytesIO(state.data), weights_only=True)
-    return loaded
+def loaded(state: Array) -> dict[str, Any]:
+    """Return the arguments of ``state_of``, by their names."""
+    result: dict[str, Any] = torch.load(io.BytesIO(state.data), weights_only=True)
+    return result

@@ -67,7 +67,7 @@ def parameter_servers(
     if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
         # Ray reads this when it is imported. Else one for this machine listens on all interfaces.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from fineprune.distributed.parameter_servers.placement import Placement, Places
+    from fineprune.distributed.parameter_servers.placement import Placement, bundles_for
     from fineprune.distributed.parameter_servers.ray_session import ray_session
     from fineprune.distributed.parameter_servers.training import Training
 
@@ -77,10 +77,12 @@ def parameter_servers(
             "expected a state of the same model and number of servers, got a different one: resume "
             "with the same settings"
         )
-    places = Places(strategy, threads, gpus)
-    with ray_session(places.cpus, stop):
-        placement = Placement(places)
-        training = Training(placement, model, layout, build, optimizer, state, stop)
+    cpus = sum(bundle["CPU"] for bundle in bundles_for(strategy, threads, gpus))
+    with ray_session(int(cpus), stop):
+        placement = Placement(strategy, threads, gpus)
+        training = Training(
+            strategy, placement, model, layout, build, optimizer, state, threads, stop
+        )
         try:
             yield training
         finally:

@@ -9,41 +9,47 @@ epoch has the same meaning under every strategy, and what is decided between two
 which samples the next one skips, is based on all losses of the previous one.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 import torch
-from ray.exceptions import OutOfMemoryError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from torch import Tensor, nn
 
 from fineprune.distributed.parameter_servers.epoch import (
     BatchKey,
     Epoch,
-    EpochResult,
     Stepped,
     add_seconds,
     divided,
 )
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
-from fineprune.distributed.parameter_servers.failures import Failure, cause_of, dead_actor, root_of
+from fineprune.distributed.parameter_servers.failures import RAISED, Behind, cause_of, root_of
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout, not_served
 from fineprune.distributed.parameter_servers.placement import Placement
-from fineprune.distributed.parameter_servers.processes import Group, Process
+from fineprune.distributed.parameter_servers.processes import (
+    Event,
+    EventKind,
+    Group,
+    Process,
+    ProcessKind,
+    report,
+)
 from fineprune.distributed.parameter_servers.ray_session import RayHealth
 from fineprune.distributed.parameter_servers.server import (
     MakeOptimizer,
     Server,
-    first_state,
-    held_by,
+    loaded,
+    state_of,
 )
 from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.distributed.parameter_servers.update_rule import Gradient, UpdateRule
 from fineprune.distributed.parameter_servers.worker import Array, Arrays, Build, Worker
+from fineprune.distributed.strategy import Strategy
 from fineprune.errors import RunError
 
 # The interval at which the driver looks for what Ray does not report, in seconds.
@@ -55,21 +61,16 @@ _SUSPENDED_SECONDS = 10.0
 _FRUITLESS_ROLLBACKS = 5
 
 
-@dataclass
-class _Call:
+class _Call(NamedTuple):
     """A call of an actor's method that has not returned.
 
     Attributes:
         process: The actor.
         then: Function that is called with what it returns.
-        since: When the actor could begin with it.
-        version: The version of the parameters that it waits for, if any.
     """
 
     process: Process
     then: Callable[[Any], None]
-    since: float
-    version: int | None
 
 
 class Training:
@@ -77,29 +78,33 @@ class Training:
 
     def __init__(
         self,
+        strategy: Strategy,
         placement: Placement,
         model: nn.Module,
         layout: FlatLayout,
         build: Build,
         optimizer: MakeOptimizer,
         state: dict[str, Any] | None,
+        threads: int,
         stop: Callable[[], bool],
     ) -> None:
-        self._strategy = strategy = placement.places.strategy
-        self._placement, self._layout, self._stop = placement, layout, stop
+        self._strategy, self._placement, self._layout = strategy, placement, layout
+        self._threads, self._stop = threads, stop
         quorum = strategy.quorum if strategy.synchronous else None
         self._rule = UpdateRule(quorum, strategy.staleness_bound)
         self._build, self._optimizer = ray.put(build), ray.put(optimizer)
         self._health = RayHealth()
-        self._calls: dict[Any, _Call] = {}
-        self._looked = time.monotonic()
+        self._calls: dict[Any, _Call] = {}  # by Ray's reference to the answer, the oldest one first
+        self._oldest: Any = None
+        self._looked = self._since = time.monotonic()  # since when it is the oldest
         # The last state that all servers have saved, and its version.
         if state is None:
             flat = layout.flat(model).cpu()
-            self._saved = [first_state(flat[layout.part(i)]) for i in range(layout.servers)]
+            parts = [flat[layout.part(server)].clone() for server in range(layout.servers)]
+            self._saved = [state_of(part, None, version=0) for part in parts]
         else:
             self._saved = [content.numpy() for content in state["servers"]]
-        self._saved_version = self.version = held_by(self._saved[0])[0]
+        self._saved_version = self.version = loaded(self._saved[0])["version"]
         self._furthest_version = self._fruitless_rollbacks = 0
         # The buffers and, because servers do not hold them either, the frozen parameters.
         tensors = not_served(model) if state is None else state["buffers"]
@@ -149,7 +154,7 @@ class Training:
         weights: Tensor | None = None,
         applied: int = 0,
         stop: Callable[[], bool] = lambda: False,
-    ) -> EpochResult:
+    ) -> Epoch:
         """Train an epoch to its end, or until ``stop`` returns True.
 
         Args:
@@ -162,11 +167,11 @@ class Training:
             weights: The weight of each sample's loss, float32, shape (N,), on the CPU, where N is
                 the number of samples in the data set; None for equal weights.
             applied: The number of batches that were applied before the epoch was stopped
-                (``EpochResult.applied``). The parameters must be those at that time. These batches
+                (``Epoch.applied``). The parameters must be those at that time. These batches
                 are not used, and may be empty.
             stop: Function that is called repeatedly and returns whether to stop. After it has
                 returned True, leased batches are finished, with what completes their update. Then
-                exactly the first ``EpochResult.applied`` batches are applied, and a later training
+                exactly the first ``Epoch.applied`` batches are applied, and a later training
                 can continue from ``state()``.
 
         Raises:
@@ -185,8 +190,9 @@ class Training:
         while made.remaining:  # A server died meanwhile.
             self._go_on()
             self._settle()
-        made.result.snapshot_seconds = time.perf_counter() - began
-        return made.finish()
+        made.snapshot_seconds = time.perf_counter() - began
+        made.count_samples()
+        return made
 
     def load_into(self, model: nn.Module) -> None:
         """Copy the parameters and buffers into a model. No epoch may be running.
@@ -196,7 +202,7 @@ class Training:
         those that the training started from.
         """
         self._settle()
-        self._layout.load(model, torch.cat([held_by(state)[1] for state in self._saved]))
+        self._layout.load(model, torch.cat([loaded(state)["parameters"] for state in self._saved]))
         self._ask(self._groups[0].workers[:1])
         for name, tensor in not_served(model).items():
             tensor.copy_(torch.tensor(self._buffers[name]))
@@ -233,7 +239,8 @@ class Training:
     def close(self) -> None:
         """End all actors, and give their resources back."""
         self._calls.clear()
-        if self._health.answers:
+        with contextlib.suppress(RayLost):
+            self._health.check(patience=0.0)
             for process in self._processes:
                 process.kill()
             self._placement.release()
@@ -259,21 +266,15 @@ class Training:
         self._look()
         self._decide()
 
-    def _call(
-        self,
-        process: Process,
-        reference: Any,
-        then: Callable[[Any], None],
-        version: int | None = None,
-    ) -> None:
-        """Note a call of an actor; the arguments are those of ``_Call``."""
+    def _call(self, process: Process, answer: Any, then: Callable[[Any], None]) -> None:
+        """Note a call of an actor, with Ray's reference to its answer; see ``_Call``."""
         process.pending += 1
-        self._calls[reference] = _Call(process, then, time.monotonic(), version)
+        self._calls[answer] = _Call(process, then)
 
     def _forget(self, process: Process) -> None:
         """Wait no longer for the answers of an actor."""
         calls = self._calls.items()
-        self._calls = {reference: call for reference, call in calls if call.process is not process}
+        self._calls = {answer: call for answer, call in calls if call.process is not process}
         process.pending = 0
 
     @property
@@ -293,21 +294,16 @@ class Training:
         if passed < _LOOK_SECONDS:
             return
         self._looked = now
-        self._health.check()
-        waits = self._starting and self._health.answers and self._placement.waits(passed)
-        if waits or passed > _SUSPENDED_SECONDS:  # This process, and perhaps all others.
-            self._renew()
-        limit = self._strategy.silence_seconds
-        silent = next((c for c in self._calls.values() if now - c.since > limit), None)
-        if silent is not None:
-            self._died(silent.process, f"killed because it did not answer for {limit:g} s")
-            self._renew()  # The others may have waited for it.
-
-    def _renew(self, version: int | None = None) -> None:
-        """Let the time of calls begin now: of all, or of those that waited for a version."""
-        for call in self._calls.values():
-            if version is None or call.version == version:
-                call.since = time.monotonic()
+        answers = self._health.check()
+        waits = answers and self._starting and self._placement.waits(passed)
+        # A call waits for older ones only. So nobody but its actor holds up the oldest one, unless
+        # there are no CPUs for it, or this process and perhaps all others were suspended.
+        oldest, limit = next(iter(self._calls), None), self._strategy.silence_seconds
+        if oldest is not self._oldest or waits or passed > _SUSPENDED_SECONDS:
+            self._oldest, self._since = oldest, now
+        elif oldest is not None and now - self._since > limit:
+            silent = self._calls[oldest].process
+            self._died(silent, f"killed because it did not answer for {limit:g} s")
 
     # -- updates and steps ------------------------------------------------------------------------
 
@@ -319,11 +315,15 @@ class Training:
         epoch.look_for_stop()
         while taken := self._next_update():
             self._update(taken)
-        leased = [group for group in self._groups if group.idle and self._lease(group)]
+        idle = [group for group in self._groups if group.idle]
+        for group in idle:
+            if self._rule.may_start(len(epoch.leased)):
+                group.lease = epoch.lease(group.index)
         # The groups without a lease get the lowest batches.
         absent = max(0, self._strategy.quorum - len(epoch.leased))
-        for group in leased:
-            self._step(group, epoch.announce(group.index, absent))
+        for group in idle:
+            if group.lease is not None:
+                self._step(group, group.lease, epoch.announce(group.index, absent))
 
     def _next_update(self) -> list[Group]:
         """Return the groups whose gradients make the next update; none if it has to wait."""
@@ -341,7 +341,7 @@ class Training:
         """Let the servers apply the gradients of groups, and discard those that come too late."""
         epoch, strategy = self._epoch, self._strategy
         staleness = self.version - taken[0].version
-        rate = epoch.rate(epoch.done)
+        rate = epoch.rate(epoch.applied)
         if strategy.rate_by_staleness:
             rate /= max(1, staleness)
         groups = {group.lease: group for group in taken if group.lease is not None}
@@ -353,10 +353,9 @@ class Training:
         shares = epoch.apply(self.version, staleness, computed)
         for index, server in enumerate(self._servers):
             gradients = [groups[batch].gradients[index] for batch in shares]
-            method = server.actor.update.options(num_returns=2)
             arguments = self.version, rate, list(shares.values()), *gradients
-            done, self._parameters[index] = method.remote(*arguments)
-            self._call(server, done, partial(self._updated, index, self.version))
+            done, self._parameters[index] = server.actor.update.remote(*arguments)
+            self._call(server, done, partial(add_seconds, epoch.servers[index]))
         line = f"updated to version {self.version}: batches {', '.join(map(str, shares))}"
         report(Event(EventKind.UPDATED, line, version=self.version))
         for group in taken:
@@ -365,31 +364,20 @@ class Training:
             for batch, late in list(epoch.leased.items()):
                 self._groups[late].release()
                 epoch.give_back(batch)
-                epoch.result.dropped += 1
-        if strategy.snapshot_every and epoch.updates % strategy.snapshot_every == 0:
+                epoch.dropped += 1
+        if strategy.snapshot_every and len(epoch.by_version) % strategy.snapshot_every == 0:
             self._snapshot()
 
-    def _updated(self, server: int, version: int, seconds: dict[str, float]) -> None:
-        add_seconds(self._epoch.result.servers[server], seconds)
-        self._renew(version)
-
-    def _lease(self, group: Group) -> bool:
-        """Lease a batch to a group if it may start; return whether it got one."""
-        if self._rule.may_start(len(self._epoch.leased)):
-            group.lease = self._epoch.lease(group.index)
-        return group.lease is not None
-
-    def _step(self, group: Group, following: int | None) -> None:
+    def _step(self, group: Group, batch: int, following: int | None) -> None:
         """Let a group compute the gradient of its batch, and load the one that may follow."""
-        epoch, batch = self._epoch, group.lease
-        assert batch is not None
+        epoch = self._epoch
 
         def of(number: int, place: int) -> tuple[BatchKey, Array]:
-            part = divided(epoch.indices(number), len(group.workers))[place]
+            part = divided(epoch.batches[number], len(group.workers))[place]
             return BatchKey(epoch.number, number), part
 
         group.version = self.version
-        key, size = BatchKey(epoch.number, batch), len(epoch.indices(batch))
+        key, size = BatchKey(epoch.number, batch), len(epoch.batches[batch])
         told = f"batch {batch} of epoch {epoch.number}"
         group.workers[0].report(EventKind.LEASED, told, key)
         for place, worker in enumerate(group.workers):
@@ -401,12 +389,12 @@ class Training:
             further = None if following is None else of(following, place)
             arguments = samples, epoch.weights(samples[1]), further, *self._parameters
             done, *group.parts[place] = method.remote(*arguments)
-            self._call(worker, done, partial(self._stepped, worker, place), group.version)
+            self._call(worker, done, partial(self._stepped, worker, place))
 
     def _stepped(self, worker: Process, place: int, answer: Stepped) -> None:
         """Note that a gradient exists; if it is the last of its group, they can be averaged."""
         group = self._group_of[worker]
-        add_seconds(self._epoch.result.workers[worker.index].seconds, answer.seconds)
+        add_seconds(self._epoch.workers[worker.index].seconds, answer.seconds)
         if len(group.workers) == 1:
             worker.fruitless_deaths = 0
         if group.lease is None:  # An update was made without this gradient.
@@ -424,7 +412,7 @@ class Training:
         self._call(leader, done, partial(self._averaged, group))
 
     def _averaged(self, group: Group, seconds: dict[str, float]) -> None:
-        add_seconds(self._epoch.result.workers[group.workers[0].index].seconds, seconds)
+        add_seconds(self._epoch.workers[group.workers[0].index].seconds, seconds)
         for worker in group.workers:
             worker.fruitless_deaths = 0
         if group.lease is not None:
@@ -474,21 +462,16 @@ class Training:
     # -- starts, deaths and rollbacks -------------------------------------------------------------
 
     def _make(self, process: Process) -> Any:
-        """Make an actor, as soon as Ray's own processes answer: Ray would hang before."""
-        while not self._health.answers:
-            if self._stop():
-                raise RayLost("Ray's own processes do not answer")
-            time.sleep(_LOOK_SECONDS)
-            self._health.check()
+        """Make an actor."""
+        self._health.check(patience=0.0)  # Else Ray might hang.
         actor: Any = ray.remote(Worker if process.kind is ProcessKind.WORKER else Server)
         options = self._placement.options(process.kind, process.index)
-        return actor.options(**options).remote(self._placement.places.threads)
+        return actor.options(**options).remote(self._threads)
 
     def _begin_server(self, server: Process) -> None:
         """Give a server the last saved state, also in place of the one that it has."""
-        method = server.actor.begin.options(num_returns=2)
         arguments = self._layout, server.index, self._optimizer, self._saved[server.index]
-        begun, self._parameters[server.index] = method.remote(*arguments)
+        begun, self._parameters[server.index] = server.actor.begin.remote(*arguments)
         self._call(server, begun, server.note_begun)
 
     def _start_worker(self, worker: Process, random: dict[str, Tensor] | None = None) -> None:
@@ -506,9 +489,9 @@ class Training:
             error: What ``root_of`` returned.
         """
         process = call.process
-        if isinstance(error, Failure) and error.kind != "behind":
-            raise error.again()
-        dead, own = dead_actor(error), process.where
+        if isinstance(error, RAISED) and not isinstance(error, Behind):
+            raise error
+        dead, own = error.actor_id if isinstance(error, RayActorError) else None, process.where
         if dead is not None and own is not None and dead != own.actor:
             # It made an argument. If it was replaced since, there is nothing to do.
             for other in self._processes:
@@ -518,7 +501,7 @@ class Training:
             self._died(process, cause_of(error))
         elif process not in self._group_of or self._group_of[process].lease is not None:
             # A gradient or parameters were lost with their node.
-            self._roll_back(error.line if isinstance(error, Failure) else cause_of(error))
+            self._roll_back(cause_of(error))
 
     def _died(self, process: Process, reason: str) -> None:
         """Recover from the death of an actor."""

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from fineprune.distributed.parameter_servers.epoch import BatchKey, Stepped
 from fineprune.distributed.parameter_servers.failures import told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
-from fineprune.distributed.parameter_servers.server import Actor, Started, weighted_sum
+from fineprune.distributed.parameter_servers.processes import Started
+from fineprune.distributed.parameter_servers.server import Actor, weighted_sum
 from fineprune.distributed.strategy import Strategy
 
 Array = npt.NDArray[Any]
