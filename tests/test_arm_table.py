@@ -33,7 +33,9 @@ def make_run(arm, seed, accuracy, *, seconds=100.0, samples=1000, title="title",
         **summary,
     }
     recipe = {"training": {"lr": lr}, "pruning": {"policy": arm}, "run": {"seed": seed}}
-    return Run(Path(f"{arm}-{seed}"), made_summary(**values), [], recipe, title)
+    line = {"samples": samples, "steps": values["steps"], "seconds": seconds, "pruned": False}
+    metrics = [line] if arm == "full" else []
+    return Run(Path(f"{arm}-{seed}"), made_summary(**values), metrics, recipe, title)
 
 
 def pruned(seed, accuracy, **values):
@@ -69,6 +71,8 @@ def test_a_row_equals_the_numbers_computed_by_hand():
     assert row.seconds_train == pytest.approx(640 / 3)
     # The seeds save 10 %, 15 % and 5 %. The sums of the seconds would give 8.6 %.
     assert row.time_saved.mean == pytest.approx(0.10)
+    # With steps of 1, 4 and 2 s, the 88 steps and 2 s of overhead would save 10, 11.5 and 11 %.
+    assert row.predicted_saving == pytest.approx((0.1 + 0.115 + 0.11) / 3)
     # 6 full epochs of 10 s and 4 pruned epochs of 7 s take 88 s instead of 100 s.
     assert row.saved_in_epochs == pytest.approx(0.12)
     assert row.seconds_bookkeeping == 2.0
@@ -138,11 +142,11 @@ def test_a_verdict_claims_what_the_interval_shows(mean, half_width, verdict):
 
 def test_a_second_training_costs_the_first_one_too():
     runs = small_comparison()
-    for seed, left in ((0, 700), (3, 800)):
+    for seed, left, run_seconds in ((0, 700, 100.0), (3, 800, 400.0)):
         own = {"train_samples": left, "left_out_sha256": str(seed)}
         second = make_run("second", seed, 0.93, samples=left, seconds=80.0, **own)
-        second.recipe["data"] = {"without": "full"}
-        runs.append(second)
+        second.recipe["data"] = {"without": "watched"}
+        runs += [second, make_run("watched", seed, 0.9, seconds=run_seconds)]
     runs = [dataclasses.replace(run, comparison=Path("c")) for run in runs]
     rows = table_rows(runs)
     (row,) = (row for row in rows if row.arm == "second")

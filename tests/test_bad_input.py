@@ -381,7 +381,7 @@ COMMANDS = [
     (f"compare {QUICK} --seeds 0", "expected --seeds from 1 to 1000, got 0"),
     (f"compare {QUICK} --jobs 0", "expected --jobs from 1 to 1000, got 0"),
     (f"compare {QUICK} --margin 0", "expected --margin as percentage points above 0 and below 100"),
-    (f"compare {QUICK} --arms full,half", "expected arms out of full, second, adaptive"),
+    (f"compare {QUICK} --arms full,half", "expected arms out of full, watched, second, adaptive"),
     (f"compare {QUICK} pruning.policy=full", "expected a recipe with a pruning schedule"),
     (f"scale {QUICK} 'sync 2'", "expected a configuration such as"),
     (f"scale {QUICK} 'all-reduce 1'", "at least two processes for all-reduce"),

@@ -14,7 +14,6 @@ from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.experiments.controls import (
     ALL_ARMS,
-    arm_recipe,
     check_keeps_evidence,
     default_arms,
     make_arms,
@@ -38,8 +37,12 @@ SERVED = ("distributed.strategy=sync", "distributed.workers=4")
 
 
 def made_arm(recipe, name, num_samples):
-    needed = {"second": ["full"]}.get(name, [])
+    needed = {"second": ["watched"]}.get(name, [])
     return next(a for a in make_arms(recipe, [*needed, name], num_samples) if a.name == name)
+
+
+def arm_recipe(recipe, name, num_samples):
+    return recipe.changed(made_arm(recipe, name, num_samples).changes)
 
 
 def test_the_control_of_equal_cost_counts_the_batches_of_all_workers():
@@ -176,22 +179,20 @@ def test_a_matched_control_needs_the_arm_that_it_matches():
 def test_a_second_training_needs_the_first_one_and_its_evidence():
     recipe = adaptive_recipe(0.35)
     assert arm_recipe(recipe, "second", 1280) == arm_recipe(recipe, "full", 1280)
-    with pytest.raises(InputError, match=r"the arm 'full' beside 'second', .*: add 'full'"):
-        make_arms(recipe, ["adaptive", "second"], 1280)
+    with pytest.raises(InputError, match=r"arm 'watched' beside 'second', .*: add 'watched'"):
+        make_arms(recipe, ["adaptive", "full", "second"], 1280)
     second = made_arm(recipe, "second", 1280)
-    assert (second.needs, second.takes) == ("full", "suspects")
+    assert (second.needs, second.takes) == ("watched", "suspects")
     third = recipe.replaced("data", without="runs/first")
     with pytest.raises(InputError, match=r"expected no data.without with the arm 'second', whi"):
-        make_arms(third, ["full", "second"], 1280)
+        make_arms(third, ["watched", "second"], 1280)
     check_keeps_evidence(recipe, 65)
-    with pytest.raises(InputError, match=r"expected run.history = true, got false: set it, or"):
-        check_keeps_evidence(recipe.replaced("run", history=False), 10)
     served = recipe.replaced("distributed", strategy="sync", workers=1, servers=1)
     with pytest.raises(InputError, match="at most 64 classes with parameter servers, got 65"):
         check_keeps_evidence(served, 65)
     # A recipe that skips nothing is enough for it.
     full = recipe.replaced("pruning", policy="full")
-    make_arms(full, ["full", "second"], 1280)
+    make_arms(full, ["full", "watched", "second"], 1280)
     assert arm_recipe(full, "second", 1280) == full
 
 

@@ -400,7 +400,10 @@ def test_a_comparison_without_runs_is_one_line(tmp_path):
 
 
 def test_a_run_without_evidence_is_refused(tmp_path):
-    train(make_recipe(RECIPE, ["run.history=false", "training.epochs=2"]), tmp_path / "run")
+    train(
+        make_recipe(RECIPE, ["run.history=false", "training.epochs=2", "pruning.policy=full"]),
+        tmp_path / "run",
+    )
     result = inspect(tmp_path / "run", "--out", tmp_path / "page.html")
     assert result.exit_code == 2
     assert "expected a run with evidence.pt to know about its labels" in result.stderr

@@ -254,7 +254,7 @@ def compared(folder, *changes, jobs=2):
         small,
         folder,
         title="second",
-        arms=["second", "full"],
+        arms=["second", "watched"],
         seeds=2,
         jobs=jobs,
         on_progress=lambda line, done, total: lines.append(line),
@@ -273,7 +273,7 @@ def comparison(tmp_path_factory, fast_spawn):
 def test_compare_trains_the_first_one_and_then_the_second_of_each_seed(comparison, tmp_path):
     runs = {run.path.name: run for run in read_runs([comparison])}
     for number in (0, 1):
-        first, again = runs[f"full-{number}"], runs[f"second-{number}"]
+        first, again = runs[f"watched-{number}"], runs[f"second-{number}"]
         assert again.recipe["data"]["without"] == str(first.path)
         assert first.summary.seed == again.summary.seed
         index = read_training_set(again.path, again.summary.train_samples).index

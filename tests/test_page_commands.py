@@ -26,7 +26,7 @@ from fineprune.cli.main import VERBS as ALL_VERBS
 from fineprune.cli.main import app
 from fineprune.cli.options import split_changes
 from fineprune.experiments.configurations import configuration, configured
-from fineprune.experiments.controls import arm_recipe, default_arms
+from fineprune.experiments.controls import default_arms, make_arms
 from fineprune.training.recipe import read_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -217,8 +217,8 @@ def check_fineprune(arguments, *, launched):
     elif verb == "compare":
         recipe = read_recipe(params["recipe"], params["changes"] or ())
         named = params["arms"]
-        for arm in named.split(",") if named else default_arms(recipe):
-            arm_recipe(recipe, arm, num_samples=50_000)
+        arms = named.split(",") if named else default_arms(recipe)
+        make_arms(recipe, arms, num_samples=50_000)
     elif verb == "train":
         recipe = read_recipe(params["recipe"], params["changes"] or ())
         what = "served" if recipe.distributed.served else recipe.data.name

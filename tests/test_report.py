@@ -29,7 +29,7 @@ from fineprune.report.figures.counts import draw_counts
 from fineprune.report.figures.curves import draw_curves
 from fineprune.report.figures.sample_losses import draw_sample_losses
 from fineprune.report.figures.schedule import schedule_svg
-from fineprune.report.paper import RESULTS, paper_table
+from fineprune.report.paper_one import RESULTS, paper_tables
 from fineprune.report.table import rich_table
 from fineprune.runs.run import read_run, read_runs
 
@@ -163,10 +163,15 @@ def test_the_method_is_compared_with_every_other_arm(runs):
 def test_the_costs_are_those_of_each_arm(runs):
     rows = table_rows(runs)
     full, shown, *_ = lines_of(cost_table(rows))
-    assert full["time saved, %"] == full["saved in epochs, %"] == "-"
+    assert full["saved, %"] == full["saved in epochs, %"] == "-"
     assert shown["sample-steps"] == f"{rows[1].samples_trained:,.0f}"
+    assert shown["predicted to save, %"] == f"{100 * (rows[1].predicted_saving or 0):.2f}"
+    watched = dataclasses.replace(rows[0], arm="watched")
+    assert "evidence on labels, s" not in full
+    evidence = lines_of(cost_table([rows[0], watched]))[1]
+    assert (evidence["overhead, s"], evidence["evidence on labels, s"]) == ("-", "0.40")
     assert shown["skipped, %"] == f"{100 * (rows[1].skipped or 0):.2f}"
-    assert shown["time saved, %"].startswith(f"{100 * rows[1].time_saved.mean:+.2f}")
+    assert shown["saved, %"].startswith(f"{100 * rows[1].time_saved.mean:+.2f}")
     assert "sample-steps of both" not in shown
     both = [dataclasses.replace(row, samples_of_both=1234.0) for row in rows]
     assert lines_of(cost_table(both))[0]["sample-steps of both"] == "1,234"
@@ -209,27 +214,26 @@ def test_the_papers_tables_are_compared_with_each_network_that_was_run(
 ):
     lenet = cifar10_runs
     vgg = [with_summary(run, network="vgg13") for run in lenet]
-    table = paper_table(grouped([*runs, *lenet, *vgg]))
-    assert table is not None
-    lines = table.lines
-    assert [line[:4] for line in lines] == [
-        ("lenet", "20", "1,024", "1"),
-        ("vgg13", "20", "1,024", "1"),
+    time, accuracy = paper_tables(grouped([*runs, *lenet, *vgg]))
+    assert [line[:4] for line in time.lines] == [
+        ("LeNet", "cifar10", "1,024", "20"),
+        ("VggNet-13", "cifar10", "1,024", "20"),
     ]
-    assert [line[5] for line in lines] == ["11.80", "7.40"]
+    assert [line[5] for line in time.lines] == ["11.80", "7.40"]
+    lines = accuracy.lines
     pruned, full = (
         next(run.summary for run in lenet if run.summary.arm == arm)
         for arm in ("fine-pruning", "full")
     )
-    assert lines[0][12] == f"{100 * pruned.accuracy_best3:.2f}"
-    assert lines[0][13] == "-0.43"
-    assert lines[0][14] == f"{100 * (pruned.accuracy_best3 - full.accuracy_best3):+.2f}"
+    assert lines[0][5] == f"{100 * pruned.accuracy_best3:.2f}"
+    assert lines[0][6] == "-0.43"
+    assert lines[0][7] == f"{100 * (pruned.accuracy_best3 - full.accuracy_best3):+.2f}"
     text = undrawn(lenet)
-    assert "Tables 1 and 2, compared with ours" in text
+    assert "The paper&#39;s Table 2" in text
     parse_strictly(text)
-    assert "Tables 1 and 2, compared with ours" not in page_of_runs
+    assert "The paper&#39;s Table 2" not in page_of_runs
     only_full = [run for run in lenet if run.summary.arm == "full"]
-    assert paper_table(grouped(only_full)) is None
+    assert paper_tables(grouped(only_full)) == []
     assert len(RESULTS) == 10
 
 
@@ -243,9 +247,9 @@ def test_the_papers_tables_are_compared_with_each_network_that_was_run(
     ],
 )
 def test_the_papers_results_are_not_shown_for_other_data(cifar10_runs, other):
-    assert paper_table(grouped(cifar10_runs)) is not None
+    assert len(paper_tables(grouped(cifar10_runs))) == 2
     others = [with_summary(run, **other) for run in cifar10_runs]
-    assert paper_table(grouped(others)) is None
+    assert paper_tables(grouped(others)) == []
 
 
 # Figures

@@ -54,7 +54,7 @@ from fineprune.training.recipe import make_recipe
     ("text", "workers", "servers", "nodes"),
     [
         ("one", 1, 0, 1),
-        ("all-reduce 3", 3, 0, 3),
+        ("all-reduce 3", 3, 0, 1),
         ("async 4+3", 4, 3, 4),
         ("async 4+3 shared", 4, 3, 4),
         ("async  4+3  dedicated", 4, 3, 7),
@@ -205,16 +205,14 @@ def test_measures_are_those_of_the_paper(made_runs):
     # The throughput is the median of 50, 40 and 25. Two of the four nodes are servers.
     assert (served.throughput, served.throughput_low, served.throughput_high) == (40, 32.5, 45)
     assert (served.speedup, served.efficiency) == (1.6, 0.4)
-    assert one.speedup_all_reduce is None
-    assert (reduced.speedup_all_reduce, served.speedup_all_reduce) == (1, 0.8)
 
 
 def test_any_configuration_can_be_the_baseline(made_runs):
     one, reduced, served = scale_rows(made_runs, baseline="all-reduce  2")
     assert (one.speedup, reduced.speedup, served.speedup) == (0.5, 1, 0.8)
-    # Per node of the baseline, which has two: half a node, one, and twice as many.
+    # Per accelerator of the baseline, which has two: half as many, as many, and twice as many.
     assert (one.efficiency, reduced.efficiency, served.efficiency) == (1, 1, 0.4)
-    assert served.speedup_to_target == 15 / 17.5
+    assert served.speedup_to_target == pytest.approx(14 / 17.5)
     with pytest.raises(InputError, match="expected the baseline to be one of 'one', "):
         scale_rows(made_runs, baseline="async 8+1")
 
@@ -230,7 +228,10 @@ def test_runs_with_several_seeds_are_one_row(made_runs):
     assert (row.seeds, row.throughput) == (2, 37.5)
     assert row.accuracy_last == pytest.approx(0.55)
     assert row.accuracy_deviation == pytest.approx(0.0707, abs=1e-4)
-    assert (row.epochs_to_target, row.seconds_to_target, row.updates) == (3, 15, 30)
+    # The loss falls from 2 to 0.5 and 0.7 between 11 and 15 s.
+    between = (1 / 1.5 + 1 / 1.3) / 2
+    assert row.epochs_to_target == pytest.approx(2 + between)
+    assert (row.seconds_to_target, row.updates) == (pytest.approx(11 + 4 * between), 30)
     assert row.staleness == (24, 6)
     assert row.phases == {"compute": 0.1}
     assert ("55.00 ± 7.07 (n = 2)") in [line[1] for line in table_lines([row])]
@@ -260,11 +261,17 @@ def test_the_time_to_a_loss_counts_epochs_on_all_data_only(made_runs):
     one, reduced, served = scale_rows(made_runs)
     # The default target is the loss that all runs reach. The loss 0.5 is that of a pruned epoch.
     assert one.target_loss == 0.9
-    assert (one.epochs_to_target, one.seconds_to_target) == (4, 21)
-    assert (reduced.epochs_to_target, reduced.seconds_to_target) == (4, 15)
+    # Between two epochs, it is interpolated.
+    assert (one.epochs_to_target, one.seconds_to_target) == (
+        pytest.approx(3.2),
+        pytest.approx(17.8),
+    )
+    assert reduced.epochs_to_target == pytest.approx(3.5)
+    assert reduced.seconds_to_target == pytest.approx(14)
     assert (served.epochs_to_target, served.seconds_to_target) == (4, 17.5)
-    assert (served.samples_to_target, served.speedup_to_target) == (400, 21 / 17.5)
-    assert loss_curve(made_runs[2].run) == ([9, 13.5, 17.5], [3, 2, 0.9])
+    assert (served.samples_to_target, served.speedup_to_target) == (400, pytest.approx(17.8 / 17.5))
+    expected = [(1, 100, 9, 3), (3, 300, 13.5, 2), (4, 400, 17.5, 0.9)]
+    assert loss_curve(made_runs[2].run) == expected
     *_, served = scale_rows(made_runs, target_loss=0.6)
     assert served.seconds_to_target is None
     assert served.speedup_to_target is None
@@ -280,20 +287,69 @@ def test_staleness_dropped_gradients_and_phases(made_runs):
     assert served.phases == {"compute": 0.05, "pull": 0.025, "apply": 0.0125}
 
 
-def test_every_speedup_lies_inside_its_panel(made_runs, monkeypatch):
-    """The panels share an axis, and the highest speedup may be in either of them."""
-    limits: list[Any] = []
+def paper_rows():
+    """Rows with the throughput of the paper's Table 2, and of four accelerators in a node."""
+    made = scale_rows([Scaled(configuration("one"), made_run([1, 1], [2, 1]))])[0]
+    table = {"one": 33.0, "all-reduce 4": 124.18, "mixed 8+1 group=4": 195.60,
+             "mixed 16+3 group=4": 383.09, "mixed 32+7 group=4": 809.10}  # fmt: skip
+    rows = []
+    for text, images in table.items():
+        of = configuration(text)
+        own = {"strategy": of.strategy, "workers": of.workers, "nodes": of.nodes}
+        rows.append(dataclasses.replace(made, configuration=text, **own, per_node=of.group,
+                                        throughput=images, speedup=images / 33.0))  # fmt: skip
+    return rows
+
+
+def drawn_points(draw, monkeypatch):
+    """Return the points of each panel that a figure draws, and the limits of its axes."""
+    panels: list[Any] = []
     drawn = drawing.svg_text
 
     def noting(figure, title):
-        limits.extend(axes.get_ylim() for axes in figure.axes)
+        for axes in figure.axes:
+            lines = [line.get_xydata().tolist() for line in axes.lines]
+            points = [tuple(point) for line in lines for point in line]
+            panels.append((points, axes.get_xlim(), axes.get_ylim()))
         return drawn(figure, title)
 
     monkeypatch.setattr(figures, "svg_text", noting)
-    rows = [dataclasses.replace(row, speedup=6.52) for row in scale_rows(made_runs)]
-    draw_speedup(rows)
-    assert len(limits) == 2
-    assert all(low == 0 and high > 6.52 for low, high in limits)
+    assert draw() is not None
+    return panels
+
+
+def test_every_point_of_the_papers_figure_2_lies_inside_its_panel(monkeypatch):
+    """Its panels have other speedups: those of a node's accelerators, and those of nodes."""
+    panels = drawn_points(lambda: draw_speedup(paper_rows(), [(8, 6.52)]), monkeypatch)
+    (inside, *_), (across, *_) = panels
+    assert (4, pytest.approx(124.18 / 33)) in inside
+    assert {(2, 1.58), (4, 3.08), (8, 6.52)} <= {(x, round(y, 2)) for x, y in across}
+    for points, (left, right), (bottom, top) in panels:
+        assert bottom == 0
+        assert all(left < x < right and 0 < y < top for x, y in points)
+
+
+def test_a_loss_curve_of_one_point_is_drawn(monkeypatch):
+    run = Scaled(configuration("one"), made_run([4, 4], [2, 1], pruned=[1]))
+    ((points, (left, right), (bottom, top)),) = drawn_points(
+        lambda: draw_loss([run], None), monkeypatch
+    )
+    assert points == [(4, 2)]
+    assert left <= 4 <= right and bottom <= 2 <= top  # noqa: PT018
+    svg = draw_loss([run], None).svg
+    assert "<use" in svg  # the marker
+
+
+def test_the_loss_is_noted_several_times_per_epoch():
+    run = made_run([4, 4], [3, 2])
+    for line, parts in zip(run.metrics, ([4, 2], [2.5, 1.5]), strict=True):
+        line["losses"] = parts
+    # The mean over as many batches as an epoch has.
+    assert loss_curve(run) == [
+        (0.5, 50, 2, 4), (1, 100, 4, 3), (1.5, 150, 6, 2.25), (2, 200, 8, 2),
+    ]  # fmt: skip
+    (row,) = scale_rows([Scaled(configuration("one"), run)], target_loss=2.5)
+    assert row.seconds_to_target == pytest.approx(4 + 2 * 0.5 / 0.75)
 
 
 def table_lines(rows):
@@ -321,8 +377,8 @@ def test_tables_fit_the_terminal_without_breaks_inside_words(made_runs, columns)
 def test_without_a_single_process_there_is_no_speedup(made_runs):
     rows = scale_rows(made_runs[1:])
     assert [row.speedup for row in rows] == [None, None]
-    assert draw_speedup(rows) is None
-    assert ("all-reduce 2", "2", "50.0", "50.0-50.0", "-", "-", "1.00") in table_lines(rows)
+    assert draw_speedup(rows[1:]) is None
+    assert ("all-reduce 2", "1", "50.0", "50.0-50.0", "-", "-") in table_lines(rows)
 
 
 def test_a_run_of_one_epoch_cannot_be_measured():

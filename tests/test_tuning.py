@@ -189,7 +189,7 @@ def test_an_added_arm_is_tuned_alone(copied):
     assert all(rates.arms[arm] == known.arms[arm] for arm in ARMS)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(read_runs([copied])) == 3
-    arms = make_arms(small(), [*ARMS, "second", "random", "matched"], 160)
+    arms = make_arms(small(), [*ARMS, "watched", "second", "random", "matched"], 160)
     assert [arm.name for arm in untuned(copied, arms)] == ["fine-pruning", "matched"]
 
 
@@ -246,7 +246,7 @@ def test_several_seeds_decide_and_say_what_may_be_chance(tmp_path):
 
 def test_a_second_training_has_the_rate_of_the_first(tmp_path):
     choose_rates(tmp_path, finished_trials(tmp_path, (0.5, 0.75, 0.6)))
-    runs = with_chosen_rates(planned(small(), tmp_path, 1, ["full", "second"]), tmp_path)
+    runs = with_chosen_rates(planned(small(), tmp_path, 1, ["watched", "second"]), tmp_path)
     assert {run.recipe.training.lr for run in runs} == {0.02 * 1.5}
 
 

@@ -16,13 +16,12 @@ from fineprune.cli.options import (
 )
 from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
-from fineprune.cli.scale_predict import cluster_of, predict
 from fineprune.errors import InputError, check_one_of, check_positive
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
 from fineprune.runs.files import REPORT
-from fineprune.training.recipe import read_recipe
+from fineprune.training.recipe import Recipe, read_recipe
 
 _USUAL = ("one", "all-reduce 2", "sync 2+1", "async 1+1", "async 2+1", "async 2+2")
 
@@ -65,8 +64,8 @@ def scale(
         bool,
         typer.Option(
             "--predict",
-            help="Train nothing: measure steps on this machine for about a minute, and predict "
-            "the configurations or, without any, where scaling stops paying off.",
+            help="Measure steps on this machine with two short runs, and predict the "
+            "configurations or, without any, where scaling stops paying off.",
         ),
     ] = False,
     cluster: Annotated[
@@ -82,10 +81,6 @@ def scale(
     bandwidth: Annotated[
         float | None,
         typer.Option(help="With --predict: the bandwidth of a node's link, in Gbit/s [10]."),
-    ] = None,
-    latency: Annotated[
-        float | None,
-        typer.Option(help="With --predict: the latency of an empty message, in ms [0.05]."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -108,29 +103,16 @@ def scale(
     check_folder(folder)
     if target_loss is not None:
         check_positive("--target-loss", target_loss)
-    flags = {
-        "nodes": nodes,
-        "accelerators": accelerators,
-        "gigabits": bandwidth,
-        "latency": None if latency is None else latency / 1e3,
-    }
+    flags = {"nodes": nodes, "accelerators": accelerators, "gigabits": bandwidth}
     if prediction:
-        measured = {
-            "--baseline": baseline is not None,
-            "--target-loss": target_loss is not None,
-            "--same-update": same_update,
-        }
-        for option, given in measured.items():
-            if given:
+        for option, value in (
+            ("--baseline", baseline),
+            ("--target-loss", target_loss),
+            ("--same-update", same_update),
+        ):
+            if value:
                 raise InputError(f"expected {option} without --predict, got both: leave one out")
-        predict(
-            made,
-            cluster_of(cluster, flags),
-            [configuration(text) for text in words],
-            folder,
-            title=recipe.stem,
-            as_json=as_json,
-        )
+        _predict(made, cluster, flags, words, folder, as_json=as_json)
         return
     if cluster is not None or any(value is not None for value in flags.values()):
         raise InputError("expected --predict with a description of a cluster, got none")
@@ -157,4 +139,60 @@ def scale(
     console = print_tables(scale_tables(rows))
     for sentence in scale_caveats(read):
         console.print(f"- {sentence}", style="dim", highlight=False)
+    typer.echo(f"report: {page}")
+
+
+def _predict(
+    recipe: Recipe,
+    file: Path | None,
+    flags: dict[str, float | None],
+    configurations: list[str],
+    folder: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """Predict configurations, print them, and write ``predicted.html`` and ``predicted.json``."""
+    # Imported here, because matplotlib would delay the start of every command.
+    from fineprune.experiments.planner import (
+        Cluster,
+        Target,
+        measured_costs,
+        plan_cluster,
+        read_cluster,
+        sample_steps,
+    )
+    from fineprune.report.scaling.planned import planned_tables, write_plan_page
+    from fineprune.report.table import print_tables
+    from fineprune.runs.files import json_text, write_json
+    from fineprune.training.convert import converted
+    from fineprune.training.data import load_data
+    from fineprune.training.hardware import resolved
+
+    cluster, target, given = (Cluster(), Target(), {}) if file is None else read_cluster(file)
+    changes = {name: value for name, value in flags.items() if value is not None}
+    cluster = converted("cluster", Cluster, {**dataclasses.asdict(cluster), **changes})
+    chosen = [configuration(text) for text in configurations]
+    single = resolved(recipe)
+    samples, saved = sample_steps(single, load_data(single).num_samples, target)
+    with progress() as update:
+        costs = measured_costs(single, folder / "measured", given, update)
+    plan = plan_cluster(
+        costs, cluster, samples=samples, target=target, saved=saved, configurations=chosen
+    )
+    page = folder / "predicted.html"
+    write_plan_page(plan, costs, cluster, folder.name, single.to_toml(), page)
+    found = {
+        "cluster": cluster,
+        "costs": costs,
+        "target": target,
+        "rows": plan.rows,
+        "stops": [row.configuration for row in plan.stops],
+        "recommended": plan.recommended.configuration,
+    }
+    write_json(folder / "predicted.json", found)
+    if as_json:
+        typer.echo(json_text({"folder": str(folder), **found}))
+        return
+    print_tables(planned_tables(plan))
+    typer.echo(f"recommended: {plan.recommended.configuration}")
     typer.echo(f"report: {page}")

@@ -20,7 +20,8 @@ from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run, read_sections, split_by, told_apart
 from fineprune.runs.summary import LEFT_OUT, Summary, shortened
 
-BASELINE = "full"
+# What the others are compared with, and what trains like it but keeps evidence on the labels.
+BASELINE, WATCHED = "full", "watched"
 
 # Two arms are equivalent if their accuracies differ by less than this fraction (0.4 percentage
 # points), which is about the largest loss of accuracy in the paper's tables.
@@ -133,7 +134,7 @@ class Group:
         if folder is not None:
             with contextlib.suppress(InputError):  # It is damaged, but a report needs only runs.
                 recipe = read_sections(folder / RECIPE)
-        others = [arm for arm in self.arms if arm != BASELINE]
+        others = [arm for arm in self.arms if arm not in (BASELINE, WATCHED)]
         policy = recipe.get("pruning", {}).get("policy")
         return str(policy) if policy in others else next(iter(others), None)
 
@@ -160,13 +161,14 @@ class Row:
         steps: The number of optimizer steps.
         seconds_train: The wall-clock time of the training in seconds, including the bookkeeping and
             excluding the evaluation.
+        predicted_saving: The fraction that the paper's formulas predict; see ``Formulas``.
         time_saved: The fraction of the training time of ``full`` that is saved, paired by seed.
         saved_in_epochs: The fraction of the training time that is saved, computed from median
             times of each run's epochs; see ``saved_in_epochs``.
-        seconds_bookkeeping: The overhead of one run in seconds: the time for selecting samples,
-            recording losses and updating counts.
+        seconds_bookkeeping: The overhead of one run in seconds: the time for selecting samples and
+            recording what the method needs; that of ``watched`` is the cost of evidence on labels.
         samples_of_both: The number of sample-steps of a second training, which leaves out suspects,
-            and of the first one, which found them; None for any other arm.
+            and of ``watched``, which found them; None for any other arm.
         seconds_of_both: The training time in seconds of both.
     """
 
@@ -183,6 +185,7 @@ class Row:
     skipped: float | None
     steps: float
     seconds_train: float
+    predicted_saving: float | None
     time_saved: Difference | None
     saved_in_epochs: float | None
     seconds_bookkeeping: float
@@ -264,6 +267,44 @@ def mean_known(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+@dataclass(frozen=True)
+class Formulas:
+    """Formulas 2 to 7 of [P] for a run, with times from full training with the same seed.
+
+    Attributes:
+        step: T, the seconds of a step: the median over the epochs of full training.
+        steps, steps_full: The number of steps of the run (formula 5 with fewer batches in pruned
+            epochs) and of full training.
+        overhead: The sum of t0 over the pruned epochs: the run's own bookkeeping, in seconds.
+    """
+
+    step: float
+    steps: int
+    steps_full: int
+    overhead: float
+
+    @property
+    def regular(self) -> float:
+        """The time of full training, in seconds (formula 2)."""
+        return self.steps_full * self.step
+
+    @property
+    def pruned(self) -> float:
+        """The time of the run, in seconds (formula 6)."""
+        return self.steps * self.step + self.overhead
+
+    @property
+    def saving(self) -> float:
+        """The fraction of the time that is saved (formula 7 divided by formula 2)."""
+        return 1 - self.pruned / self.regular
+
+
+def formulas(run: Run, full: Run) -> Formulas:
+    """Return what the paper's formulas predict for a run, given full training with its seed."""
+    step = statistics.median(line["seconds"] / line["steps"] for line in full.metrics)
+    return Formulas(step, run.summary.steps, full.summary.steps, run.summary.seconds_bookkeeping)
+
+
 def saved_in_epochs(run: Run) -> float | None:
     """Return the fraction of the training time that the pruned epochs of a run saved.
 
@@ -295,7 +336,11 @@ def _row(group: Group, arm: str, margin: float) -> Row:
     else:
         skipped = [1 - ratio for ratio in _ratios(with_full, _samples)]
     saved = [1 - ratio for ratio in _ratios(with_full, _seconds)]
-    second = [pair for pair in with_full if pair[0].recipe.get("data", {}).get("without")]
+    second = [
+        pair
+        for pair in paired_runs(group, arm, WATCHED)
+        if pair[0].recipe.get("data", {}).get("without")
+    ]
     return Row(
         group=group,
         arm=arm,
@@ -310,6 +355,7 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         skipped=mean_known(skipped),
         steps=statistics.fmean(run.summary.steps for run in runs),
         seconds_train=statistics.fmean(run.summary.seconds_train for run in runs),
+        predicted_saving=mean_known(formulas(*pair).saving for pair in with_full),
         time_saved=mean_difference(saved) if saved else None,
         saved_in_epochs=mean_known(saved_in_epochs(run) for run in runs),
         seconds_bookkeeping=statistics.fmean(run.summary.seconds_bookkeeping for run in runs),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import (
+    FULL,
     check_keeps_evidence,
     default_arms,
     in_order,
@@ -43,6 +44,7 @@ from fineprune.runs.comparison import (
 )
 from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY
 from fineprune.runs.lock import only_writer
+from fineprune.runs.run import read_run
 from fineprune.runs.summary import read_summary
 from fineprune.training.data import Data, load_data
 from fineprune.training.forecast import check_rounds
@@ -72,7 +74,8 @@ def plan_runs(
     # A shorter arm must not be left uncompiled where the others are compiled: times are compared.
     # And if the recipe is that of a run with --tune, its rate is the recipe's own here.
     compilation = resolved(recipe).run.compile
-    recipe = recipe.replaced("run", compile=compilation, rate_factor=None)
+    # An arm records more than its policy needs only if its changes say so.
+    recipe = recipe.replaced("run", compile=compilation, rate_factor=None, history=False)
     runs: list[PlannedRun] = []
     for number in range(seeds):
         planned: dict[str, PlannedRun] = {}
@@ -174,8 +177,7 @@ def compare(
                 write_comparison(folder, dataclasses.replace(listed, diverged=noted))
                 told(f"{which} diverged")
             elif run.finished():
-                accuracy = read_summary(run.folder / SUMMARY).accuracy_last
-                told(f"finished {which}, accuracy {accuracy:.2%}")
+                told(f"finished {which}, {_result(run)}")
                 check_finished(run, digests, "comparison")
         if diverged:
             # Reports show the finished runs, and say that others are missing.
@@ -187,6 +189,22 @@ def compare(
                 + ", and give another --out"
                 + (advice if kept.runs else "")
             )
+
+
+def _result(run: PlannedRun) -> str:
+    """Return what a run reached and, if full training with its seed is finished, what it saved."""
+    # Imported here, because scipy takes long.
+    from fineprune.experiments.arm_table import formulas
+
+    summary = read_summary(run.folder / SUMMARY)
+    said = f"accuracy {summary.accuracy_last:.2%}"
+    full = run.folder.with_name(f"{FULL}-{summary.seed}")
+    if run.name == FULL or not (full / SUMMARY).exists():
+        return said
+    seconds = read_summary(full / SUMMARY).seconds_train
+    predicted = formulas(read_run(run.folder), read_run(full)).saving
+    saved = 1 - summary.seconds_train / seconds
+    return f"{said}, saved {saved:.1%} of the time (predicted {predicted:.1%})"
 
 
 def _of_diverged(diverged: Sequence[str]) -> str:

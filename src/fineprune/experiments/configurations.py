@@ -84,6 +84,11 @@ class Configuration:
         return -(-self.workers // workers) + (self.servers if self.dedicated else 0)
 
     @property
+    def accelerators(self) -> int:
+        """The number of accelerators that the nodes have, if all have as many as a worker's."""
+        return self.nodes * self.group
+
+    @property
     def folder(self) -> str:
         """The name of the folder of the configuration's first run."""
         return re.sub(r"[^a-z0-9]+", "-", self.text)
@@ -96,8 +101,8 @@ def configuration(text: str) -> Configuration:
         text: The text: ``one``; ``all-reduce N`` for N processes; or ``sync``, ``async`` or
             ``mixed``, followed by ``N+S`` for N workers and S servers, and optionally by ``shared``
             or ``dedicated`` for the placement of the servers. Options follow, each with a number:
-            ``group=`` (with ``mixed`` and ``all-reduce``: the workers per node), ``backup=`` and
-            ``bound=`` with servers, and always ``lr=``, ``epochs=`` and ``seeds=``.
+            ``group=`` (the workers per node: all of them with ``all-reduce``, one of ``mixed``),
+            ``backup=`` and ``bound=`` with servers, and always ``lr=``, ``epochs=``, ``seeds=``.
     """
     words = " ".join(text.split())
     if found := _ALONE.fullmatch(words):
@@ -108,7 +113,7 @@ def configuration(text: str) -> Configuration:
         if workers < 2:
             raise InputError(f"expected at least two processes for all-reduce, got {text!r}")
         own, training, seeds = _options(found[2], ("group",), text)
-        group = own.get("group", 1)
+        group = own.get("group", workers)  # Without group=, all of them are on one node.
         if group < 1 or workers % group:
             raise InputError(f"expected group= to divide the {workers} processes, got {text!r}")
         return Configuration(words, ALL_REDUCE, workers, Strategy(), group, training, seeds)

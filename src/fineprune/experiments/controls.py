@@ -18,15 +18,17 @@ from fineprune.training.policies import (
 )
 from fineprune.training.recipe import Recipe
 
-# Full training; the second training without the suspects of the first; the control that repeats the
-# numbers of a finished run; and the trainings on all data with fewer epochs.
-FULL, SECOND, MATCHED, SHORTER, FEWER = "full", "second", "matched", "shorter", "fewer-epochs"
+# Full training; full training that keeps evidence on the labels; the second training without the
+# suspects of this one; the control that repeats the numbers of a finished run; and the trainings on
+# all data with fewer epochs.
+FULL, WATCHED, SECOND, MATCHED = "full", "watched", "second", "matched"
+SHORTER, FEWER = "shorter", "fewer-epochs"
 
 # The policies that are compared with the controls.
 METHODS = tuple(name for name in POLICY_NAMES if name not in (FULL, "random", MATCHED))
 
 # All arms, in the order of tables.
-ALL_ARMS = (FULL, SECOND, *METHODS, "random", MATCHED, SHORTER, FEWER)
+ALL_ARMS = (FULL, WATCHED, SECOND, *METHODS, "random", MATCHED, SHORTER, FEWER)
 
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
@@ -44,15 +46,18 @@ def default_arms(recipe: Recipe) -> tuple[str, ...]:
 def make_arms(recipe: Recipe, names: Sequence[str], num_samples: int) -> list[Arm]:
     """Return the arms with some names, in the order of tables.
 
-    All arms have the same network, data, order and augmentation.
+    All arms have the same network, data, order and augmentation. No arm but ``watched`` records
+    more than its policy needs, so that ``full`` is the plain loop, and a method pays for its own
+    monitoring and for nothing else.
 
     Args:
         recipe: A recipe whose policy skips samples. Its cost is that of all arms but ``full``.
         names: The names of the arms:
 
             - ``full`` skips no samples.
+            - ``watched`` skips none either, but keeps evidence on the labels.
             - ``second`` skips none either, but its training set is without the suspects of the
-              run of ``full`` with the same seed.
+              run of ``watched`` with the same seed.
             - The recipe's own policy has the recipe itself.
             - Any other policy follows the recipe's schedule, or saves the same share of the steps
               if its cost is a setting (``pruning.save``). A policy whose cost depends on the losses
@@ -79,12 +84,6 @@ def make_arms(recipe: Recipe, names: Sequence[str], num_samples: int) -> list[Ar
     return in_order(arms)
 
 
-def arm_recipe(recipe: Recipe, name: str, num_samples: int) -> Recipe:
-    """Return the recipe of one arm; that of the policy for one that repeats its numbers."""
-    arm = _arm(recipe, name, num_samples)
-    return recipe if arm.takes == "numbers" else recipe.changed(arm.changes)
-
-
 def in_order(arms: Sequence[Arm]) -> list[Arm]:
     """Return arms in the order of tables, with those that are not known at the end."""
 
@@ -96,7 +95,8 @@ def in_order(arms: Sequence[Arm]) -> list[Arm]:
 
 def _arm(recipe: Recipe, name: str, num_samples: int) -> Arm:
     policy = recipe.pruning.policy
-    if policy == MATCHED or (policy == FULL and name not in (FULL, SECOND)):
+    plain = (FULL, WATCHED, SECOND)
+    if policy == MATCHED or (policy == FULL and name not in plain):
         raise InputError(
             f'expected a recipe with a pruning schedule to compare, got policy = "{policy}": '
             f"set pruning.policy to another one, such as adaptive"
@@ -104,13 +104,15 @@ def _arm(recipe: Recipe, name: str, num_samples: int) -> Arm:
     if name not in (*ALL_ARMS, policy):
         raise InputError(f"expected arms out of {', '.join(ALL_ARMS)}, got {name!r}")
     full = recipe.replaced("pruning", policy=FULL)
+    if name == WATCHED:
+        return Arm(name=name, changes={**recipe.changes_to(full), "run": {"history": True}})
     if name == SECOND:
         if recipe.data.without is not None:
             raise InputError(
                 f"expected no data.without with the arm {SECOND!r}, which sets it, got "
                 f"{recipe.data.without}: leave one of them out"
             )
-        return Arm(name=name, changes=recipe.changes_to(full), needs=FULL, takes="suspects")
+        return Arm(name=name, changes=recipe.changes_to(full), needs=WATCHED, takes="suspects")
     if name == MATCHED:
         if cost_is_known(recipe, num_samples):
             _check_saves(recipe, num_samples, name)
@@ -182,13 +184,11 @@ def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
 
 
 def check_keeps_evidence(recipe: Recipe, classes: int) -> None:
-    """Raise InputError if runs of a recipe keep no evidence on the labels for a second training."""
-    advice = f"leave out the arm {SECOND!r}, which needs the evidence on the labels"
-    if not recipe.run.history:
-        raise InputError(f"expected run.history = true, got false: set it, or {advice}")
+    """Raise InputError if runs of a recipe can keep no evidence for a second training."""
     if recipe.distributed.served and classes > KEEP_ALL:
         raise InputError(
-            f"expected at most {KEEP_ALL} classes with parameter servers, got {classes}: {advice}"
+            f"expected at most {KEEP_ALL} classes with parameter servers, got {classes}: leave out "
+            f"the arm {SECOND!r}, which needs the evidence on the labels"
         )
 
 

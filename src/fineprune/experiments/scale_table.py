@@ -1,8 +1,7 @@
 """The measures of a scaling experiment: throughput, speedup, staleness and the time to a loss.
 
 The measures are those of [D] Tables 1 to 3 (Campos et al., ICCS 2017). In addition, the time of a
-step is split into its phases, which that paper leaves as future work. A node is a worker with its
-group, or a dedicated server.
+step is split into its phases, which that paper leaves as future work.
 """
 
 import statistics
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fineprune.errors import InputError
-from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
+from fineprune.experiments.configurations import ONE, Configuration, configuration
 from fineprune.runs.files import DURATION, SCALING, read_json
 from fineprune.runs.run import Run, read_run, split_by
 from fineprune.training.served_epochs import added, staleness_figures
@@ -71,7 +70,7 @@ class WorkerRow:
     phases: dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScaleRow:
     """The measures of one configuration. None marks a value that is not available.
 
@@ -79,33 +78,29 @@ class ScaleRow:
 
     Attributes:
         configuration: The text of the configuration.
-        strategy: The strategy of the configuration.
-        workers: The number of workers.
-        servers: The number of parameter servers.
-        nodes: The number of nodes; see ``Configuration.nodes``.
+        strategy: Its strategy.
+        workers, servers, nodes: The numbers of workers, servers and nodes; see ``Configuration``.
+        per_node: The number of workers per node.
         seeds: The number of runs.
         throughput: The number of samples per second, as the median over all epochs but the first.
         throughput_low, throughput_high: The quartiles of the samples per second.
         speedup: The throughput divided by that of the baseline.
-        efficiency: The speedup divided by the number of nodes per node of the baseline.
-        speedup_all_reduce: The throughput divided by that of all-reduce with the same number of
-            workers.
+        efficiency: The speedup divided by the accelerators per accelerator of the baseline. If all
+            nodes have as many, this is the speedup by node of [D] Tables 1 and 2.
         accuracy_last: The accuracy after the last epoch, as a fraction.
         accuracy_deviation: The standard deviation of this accuracy over the seeds; None for one.
         seconds: The training time, in seconds.
         seconds_other: The time in seconds that the run's processes took for everything except
-            training and evaluation, such as starting Ray, loading data and writing checkpoints.
+            training and evaluation, such as starting Ray.
         target_loss: The mean training loss to reach; None if it is not given and a configuration
             has no epoch on all data.
-        epochs_to_target, samples_to_target, seconds_to_target: The epochs, samples and seconds to
-            the end of the first epoch on all data whose mean training loss is at most the target;
-            None if any run has no such epoch.
+        epochs_to_target, samples_to_target, seconds_to_target: What a run takes until its
+            ``loss_curve`` falls to the target, interpolated; None if any run never reaches it.
         speedup_to_target: The seconds to the target of the baseline, divided by those of this
             configuration.
         staleness: The number of updates with a staleness of 0, 1, 2 and so on; empty without
             servers.
-        staleness_mean, staleness_p95, staleness_max: The mean, 95th percentile and maximum of the
-            staleness of the updates.
+        staleness_mean, staleness_p95, staleness_max: The mean, 95th percentile and maximum of it.
         updates: The number of updates of the parameters.
         dropped: The fraction of the computed gradients that were discarded.
         phases: The time per gradient of each phase in seconds, summed over all processes; empty
@@ -118,13 +113,13 @@ class ScaleRow:
     workers: int
     servers: int
     nodes: int
+    per_node: int
     seeds: int
     throughput: float
     throughput_low: float
     throughput_high: float
     speedup: float | None
     efficiency: float | None
-    speedup_all_reduce: float | None
     accuracy_last: float
     accuracy_deviation: float | None
     seconds: float
@@ -165,13 +160,10 @@ def read_scaling(folder: Path) -> Scaling:
 
 
 def _read_scaled(trained: Configuration, folder: Path) -> Scaled:
-    run = read_run(folder)
-    duration = folder / DURATION
-    other = None
-    if duration.exists():
-        summary = run.summary
-        other = read_json(duration, dict[str, float])["seconds"]
-        other -= summary.seconds_train + summary.seconds_evaluate
+    run, other = read_run(folder), None
+    if (folder / DURATION).exists():
+        other = read_json(folder / DURATION, dict[str, float])["seconds"]
+        other -= run.summary.seconds_train + run.summary.seconds_evaluate
     return Scaled(trained, run, other)
 
 
@@ -183,19 +175,19 @@ def scale_rows(
     Args:
         runs: The runs of one recipe.
         target_loss: The mean training loss to reach. By default, it is the lowest loss that every
-            run reaches in an epoch on all data.
+            run reaches at the end of an epoch on all data.
         baseline: The configuration to which speedups are relative; by default a single process, if
             there is one.
     """
     if not runs:
         raise InputError("expected at least one run, got none")
     if target_loss is None:
-        lowest = [min((loss for _, loss in _losses(scaled.run)), default=None) for scaled in runs]
+        lowest = [min(_epoch_losses(scaled.run), default=None) for scaled in runs]
         losses = [loss for loss in lowest if loss is not None]
         target_loss = max(losses) if len(losses) == len(runs) else None
     groups = split_by(lambda scaled: scaled.configuration.text, runs)
     base = _baseline(groups, baseline)
-    return [_row(group, base, groups, target_loss) for group in groups.values()]
+    return [_row(group, base, target_loss) for group in groups.values()]
 
 
 def _baseline(groups: Mapping[str, list[Scaled]], text: str | None) -> list[Scaled] | None:
@@ -211,53 +203,42 @@ def _baseline(groups: Mapping[str, list[Scaled]], text: str | None) -> list[Scal
 
 
 def _row(
-    group: Sequence[Scaled],
-    base: Sequence[Scaled] | None,
-    groups: Mapping[str, Sequence[Scaled]],
-    target_loss: float | None,
+    group: Sequence[Scaled], base: Sequence[Scaled] | None, target_loss: float | None
 ) -> ScaleRow:
     config, runs = group[0].configuration, [scaled.run for scaled in group]
-    throughput = [value for run in runs for value in _throughput(run)]
+    throughput = _throughput(group)
     median = statistics.median(throughput)
     low, high = np.percentile(throughput, [25, 75])
-    speedup = None if base is None else median / _median(base)
-    nodes = None if base is None else config.nodes / base[0].configuration.nodes
-    reduced = next(
-        (
-            other
-            for other in groups.values()
-            if (other[0].configuration.strategy, other[0].configuration.workers)
-            == (ALL_REDUCE, config.workers)
-        ),
-        None,
-    )
-    target = _to_target(runs, target_loss)
+    speedup = efficiency = base_target = None
+    if base is not None:
+        speedup = median / statistics.median(_throughput(base))
+        efficiency = speedup * base[0].configuration.accelerators / config.accelerators
+        base_target = _to_target(base, target_loss)
+    target = _to_target(group, target_loss)
     epochs, samples, seconds = target or (None, None, None)
-    base_target = None if base is None else _to_target([s.run for s in base], target_loss)
-    served = [line["distributed"] for run in runs for line in run.metrics if "distributed" in line]
+    served = _served(runs)
     staleness = added(epoch["staleness"] for epoch in served)
-    gradients = sum(map(_gradients, runs)) if served else 0
+    gradients = sum(map(_gradients, runs))
     dropped = sum(epoch["dropped"] for epoch in served)
     accuracies = [run.summary.accuracy_last for run in runs]
-    other = [scaled.seconds_other for scaled in group]
-    known = [seconds for seconds in other if seconds is not None]
+    other = [scaled.seconds_other for scaled in group if scaled.seconds_other is not None]
     return ScaleRow(
         configuration=config.text,
         strategy=config.strategy,
         workers=config.workers,
         servers=config.servers,
         nodes=config.nodes,
+        per_node=config.group,
         seeds=len(runs),
         throughput=median,
         throughput_low=float(low),
         throughput_high=float(high),
         speedup=speedup,
-        efficiency=None if speedup is None or nodes is None else speedup / nodes,
-        speedup_all_reduce=None if reduced is None else median / _median(reduced),
+        efficiency=efficiency,
         accuracy_last=statistics.mean(accuracies),
         accuracy_deviation=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         seconds=statistics.mean(run.summary.seconds_train for run in runs),
-        seconds_other=statistics.mean(known) if len(known) == len(other) else None,
+        seconds_other=statistics.mean(other) if len(other) == len(group) else None,
         target_loss=target_loss,
         epochs_to_target=epochs,
         samples_to_target=samples,
@@ -266,79 +247,106 @@ def _row(
         staleness=tuple(staleness),
         **staleness_figures(staleness),
         updates=statistics.mean(sum(line["steps"] for line in run.metrics) for run in runs),
-        dropped=dropped / (gradients + dropped) if gradients else None,
+        dropped=dropped / (gradients + dropped) if served else None,
         phases=_phases([epoch["seconds"] for epoch in served], gradients),
         each=_each(served),
     )
 
 
-def _median(group: Sequence[Scaled]) -> float:
-    return statistics.median(value for scaled in group for value in _throughput(scaled.run))
-
-
-def _to_target(runs: Sequence[Run], target_loss: float | None) -> tuple[float, float, float] | None:
-    """Return the mean epochs, samples and seconds to the target; None if a run never reaches it."""
-    if target_loss is None:
+def _to_target(group: Sequence[Scaled], loss: float | None) -> tuple[float, float, float] | None:
+    """Return the mean epochs, samples and seconds to a loss; None if a run never reaches it."""
+    if loss is None:
         return None
-    found = []
-    for run in runs:
-        reached = next((epoch for epoch, loss in _losses(run) if loss <= target_loss), None)
-        if reached is None:
-            return None
-        samples = sum(line["samples"] for line in run.metrics[: reached + 1])
-        found.append((reached + 1, samples, _seconds(run, reached)))
-    epochs, samples, seconds = (statistics.mean(values) for values in zip(*found, strict=True))
+    found = [_reached(loss_curve(scaled.run), loss) for scaled in group]
+    known = [place for place in found if place is not None]
+    if len(known) < len(found):
+        return None
+    epochs, samples, seconds = (statistics.mean(values) for values in zip(*known, strict=True))
     return epochs, samples, seconds
 
 
-def _each(served: Sequence[dict[str, Any]]) -> tuple[WorkerRow, ...]:
-    reports = [epoch["workers"] for epoch in served if epoch.get("workers")]
-    if not reports:
-        return ()
-    rows = []
-    in_all = sum(worker["samples"] for report in reports for worker in report)
-    for rank in range(max(map(len, reports))):
-        own = [report[rank] for report in reports if rank < len(report)]
-        staleness = added(worker["staleness"] for worker in own)
-        share = sum(worker["samples"] for worker in own) / in_all if in_all else 0.0
-        phases = _phases([worker["seconds"] for worker in own], sum(staleness))
-        rows.append(WorkerRow(share, staleness_figures(staleness)["staleness_mean"], phases))
-    return tuple(rows)
+def _reached(
+    curve: Sequence[tuple[float, float, float, float]], target: float
+) -> tuple[float, float, float] | None:
+    """Return where a curve first falls to a loss, on the line from the point before."""
+    for number, (*place, loss) in enumerate(curve):
+        if loss > target:
+            continue
+        *before, higher = curve[number - 1] if number else (*place, loss)
+        share = (higher - target) / (higher - loss) if higher > loss else 1.0
+        epochs, samples, seconds = (
+            start + share * (end - start) for start, end in zip(before, place, strict=True)
+        )
+        return epochs, samples, seconds
+    return None
 
 
-def loss_curve(run: Run) -> tuple[list[float], list[float]]:
-    """Return the training time in seconds and the mean training loss after each epoch on all data.
+def loss_curve(run: Run) -> list[tuple[float, float, float, float]]:
+    """Return the training loss of a run, as it is noted several times per epoch on all data.
 
     Pruned epochs are left out, because their mean loss is over other samples.
+
+    Returns:
+        Tuples of the epochs, samples and seconds so far, and the mean cross-entropy, without the L2
+        term, over as many batches as an epoch has (fewer in the first epoch).
     """
-    losses = _losses(run)
-    return [_seconds(run, epoch) for epoch, _ in losses], [loss for _, loss in losses]
+    points: list[tuple[float, float, float, float]] = []
+    losses: list[float] = []
+    samples, seconds = 0, 0.0
+    for line in run.metrics:
+        if not line["pruned"] and line["train_loss"] is not None:
+            parts = line.get("losses") or [line["train_loss"]]
+            for number, loss in enumerate(parts, start=1):
+                losses.append(loss)
+                share = number / len(parts)
+                points.append(
+                    (
+                        line["epoch"] + share,
+                        samples + share * line["samples"],
+                        seconds + share * line["seconds"],
+                        statistics.fmean(losses[-len(parts) :]),
+                    )
+                )
+        samples += line["samples"]
+        seconds += line["seconds"]
+    return points
 
 
-def _throughput(run: Run) -> list[float]:
-    """Return the number of samples per second in each epoch but the first."""
-    # The first epoch is slower because of work that is done only once, such as compilation.
-    measured = [line["samples"] / line["seconds"] for line in run.metrics[1:]]
-    if not measured:
+def _epoch_losses(run: Run) -> list[float]:
+    """Return the mean training losses of the epochs on all data."""
+    lines = [line for line in run.metrics if not line["pruned"]]
+    return [line["train_loss"] for line in lines if line["train_loss"] is not None]
+
+
+def _after_warm_up(run: Run) -> list[dict[str, Any]]:
+    """Return the metrics of all epochs but the first, in which some work is done only once."""
+    if len(run.metrics) < 2:
         raise InputError(
             f"expected runs of at least two epochs, the first of which is a warm-up, "
             f"got {len(run.metrics)} in {run.path}"
         )
-    return measured
+    return run.metrics[1:]
 
 
-def _losses(run: Run) -> list[tuple[int, float]]:
-    """Return the epochs on all data and their mean training losses."""
-    return [
-        (line["epoch"], line["train_loss"])
-        for line in run.metrics
-        if not line["pruned"] and line["train_loss"] is not None
-    ]
+def _throughput(group: Sequence[Scaled]) -> list[float]:
+    """Return the number of samples per second in each epoch but the first."""
+    lines = [line for scaled in group for line in _after_warm_up(scaled.run)]
+    return [line["samples"] / line["seconds"] for line in lines]
 
 
-def _seconds(run: Run, epoch: int) -> float:
-    """Return the training time from the start of the run to the end of an epoch."""
-    return float(sum(line["seconds"] for line in run.metrics[: epoch + 1]))
+def steps_per_second(run: Run) -> float:
+    """Return the number of updates per second, as the median over all epochs but the first."""
+    rates: list[float] = [line["steps"] / line["seconds"] for line in _after_warm_up(run)]
+    return statistics.median(rates)
+
+
+def phases_of(run: Run) -> dict[str, float]:
+    """Return the seconds per gradient of each phase of a run; empty without servers."""
+    return _phases([epoch["seconds"] for epoch in _served([run])], _gradients(run))
+
+
+def _served(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    return [line["distributed"] for run in runs for line in run.metrics if "distributed" in line]
 
 
 def _gradients(run: Run) -> int:
@@ -349,10 +357,21 @@ def _gradients(run: Run) -> int:
 
 
 def _phases(seconds: Sequence[Mapping[str, float]], gradients: int) -> dict[str, float]:
-    if not gradients:  # no servers
-        return {}
     sums = {
         phase: sum(epoch.get(phase, 0.0) for epoch in seconds)
         for phase in WORKER_PHASES + SERVER_PHASES
     }
-    return {phase: total / gradients for phase, total in sums.items() if total}
+    return {phase: total / gradients for phase, total in sums.items() if total and gradients}
+
+
+def _each(served: Sequence[dict[str, Any]]) -> tuple[WorkerRow, ...]:
+    reports = [epoch["workers"] for epoch in served if epoch.get("workers")]
+    in_all = sum(worker["samples"] for report in reports for worker in report)
+    rows = []
+    for rank in range(max(map(len, reports), default=0)):
+        own = [report[rank] for report in reports if rank < len(report)]
+        staleness = added(worker["staleness"] for worker in own)
+        share = sum(worker["samples"] for worker in own) / in_all if in_all else 0.0
+        phases = _phases([worker["seconds"] for worker in own], sum(staleness))
+        rows.append(WorkerRow(share, staleness_figures(staleness)["staleness_mean"], phases))
+    return tuple(rows)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fineprune.errors import InputError, RunError
+from fineprune.experiments.controls import FULL, SECOND, WATCHED
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.runs.comparison import Arm
 from fineprune.runs.files import RATES, SUMMARY, read_json, write_json
@@ -72,13 +73,18 @@ def held_out_recipe(recipe: Recipe, num_samples: int) -> Recipe:
 def untuned(folder: Path, arms: Sequence[Arm]) -> list[Arm]:
     """Return the arms to try, which have no learning rate yet.
 
-    An arm whose trials another one needs is among them. A second training has the rate of the
-    first, whose suspects it leaves out.
+    An arm whose trials another one needs is among them.
     """
     known = read_rates(folder).arms
-    new = [arm for arm in arms if arm.name not in known and arm.takes != "suspects"]
+    by_rate = {rated_as(arm.name): arm for arm in reversed(arms) if arm.takes != "suspects"}
+    new = [arm for name, arm in by_rate.items() if name not in known]
     needed = {arm.needs for arm in new}
     return [arm for arm in arms if arm in new or arm.name in needed]
+
+
+def rated_as(arm: str) -> str:
+    """Return the arm whose rate an arm has: ``full`` for those that train like it."""
+    return FULL if arm in (WATCHED, SECOND) else arm
 
 
 def plan_trials(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -92,8 +98,8 @@ def with_chosen_rates(runs: Sequence[PlannedRun], folder: Path) -> list[PlannedR
 
     def chosen(run: PlannedRun) -> PlannedRun:
         needs = None if run.needs is None else chosen(run.needs)
-        name = run.needs.name if run.needs is not None and run.takes == "suspects" else run.name
-        return dataclasses.replace(_at_rate(run, arms[name].factor), needs=needs)
+        factor = arms[rated_as(run.name)].factor
+        return dataclasses.replace(_at_rate(run, factor), needs=needs)
 
     return [chosen(run) for run in runs]
 
@@ -108,7 +114,7 @@ def choose_rates(folder: Path, trials: Sequence[PlannedRun]) -> None:
     known = read_rates(folder).arms
     accuracies: dict[str, dict[float, list[float | None]]] = {}
     for trial in trials:
-        of_arm = accuracies.setdefault(trial.name, {})
+        of_arm = accuracies.setdefault(rated_as(trial.name), {})
         of_arm.setdefault(_factor(trial), []).append(trial_accuracy(trial))
     chosen = {arm: _best(arm, found) for arm, found in accuracies.items() if arm not in known}
     rates = ChosenRates(trials[0].recipe.data.validation, {**known, **chosen})
@@ -170,8 +176,7 @@ def _trial(run: PlannedRun, factor: float) -> PlannedRun:
     folder = run.folder.with_name(f"{run.folder.name}-{factor:g}")
     # Nobody looks at the samples of a trial.
     recipe = run.recipe.replaced("run", history=False)
-    trial = dataclasses.replace(run, recipe=recipe, folder=folder, needs=needs)
-    return _at_rate(trial, factor)
+    return _at_rate(dataclasses.replace(run, recipe=recipe, folder=folder, needs=needs), factor)
 
 
 def _at_rate(run: PlannedRun, factor: float) -> PlannedRun:

@@ -11,7 +11,12 @@ from fineprune.labels.dataset_attributes import unambiguous
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.ranking import Ranking
 from fineprune.labels.review_page import Samples, Show
-from fineprune.runs.history import needed_evidence, read_evaluated, read_history
+from fineprune.runs.history import (
+    has_evidence,
+    needed_evidence,
+    read_evaluated,
+    read_history,
+)
 from fineprune.runs.run import Run
 from fineprune.runs.training_set import UNKNOWN, TrainingSet, read_training_set
 
@@ -95,6 +100,9 @@ def read_inspected(runs: Sequence[Run]) -> Inspected:
     """
     whole = [run for run in runs if not run.recipe.get("data", {}).get("without")]
     runs = whole or list(runs)
+    # Most arms of a comparison record no more than their policies need.
+    kept = [run for run in runs if run.comparison is None or has_evidence(run.path)]
+    runs = kept or runs
     if not runs:
         raise InputError("expected at least one finished run to inspect, got none")
     first, total = None, None

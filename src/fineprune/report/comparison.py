@@ -19,7 +19,7 @@ from fineprune.report.figures.drawing import Drawing, drawn
 from fineprune.report.figures.sample_losses import draw_sample_losses
 from fineprune.report.figures.samples import draw_samples
 from fineprune.report.page_template import write_page
-from fineprune.report.paper import paper_table
+from fineprune.report.paper_one import paper_tables
 from fineprune.report.wrong_labels import found_rows, found_table
 from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run, split_by
@@ -45,7 +45,7 @@ def write_report(runs: Sequence[Run], path: Path, margin: float = MARGIN) -> Non
         "report.html.j2",
         title=titles[0] if len(titles) == 1 else "Comparisons of fine-pruning",
         sections=[_section(group, margin) for group in groups],
-        paper=paper_table(groups),
+        paper=paper_tables(groups),
         # The ids of a page must be unique, and a person reviews one set of labels at a time.
         review=_suspects(groups[0]) if len(groups) == 1 else None,
     )

@@ -124,14 +124,19 @@ def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
     return unpack_classes(classes)
 
 
+def has_evidence(folder: Path) -> bool:
+    """Return whether a run has kept evidence on its labels."""
+    return (folder / HISTORY / EVIDENCE).exists()
+
+
 def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
     """Read the evidence on the labels of a run; None if the run has kept none.
 
     The arguments are those of ``read_history``.
     """
-    file = folder / HISTORY / EVIDENCE
-    if not file.exists():
+    if not has_evidence(folder):
         return None
+    file = folder / HISTORY / EVIDENCE
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
         watch = LabelWatch(num_samples, state["num_classes"])

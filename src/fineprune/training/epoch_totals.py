@@ -14,6 +14,9 @@ from fineprune.training.learning_rate import rate_at
 from fineprune.training.recipe import Recipe
 from fineprune.training.sample_history import SampleHistory
 
+# The loss is noted in so many parts of an epoch.
+PARTS = 4
+
 # What is the same on all ranks, or taken from the main one.
 _SHARED = ("batches", "first", "steps", "seconds", "bookkeeping_seconds", "distributed")
 
@@ -23,8 +26,10 @@ class EpochTotals:
     """Sums over the batches of the epoch in progress on this rank; part of the checkpoint.
 
     Attributes:
-        loss_sum: The sum of the losses; float32, shape (), on the run's device.
-        samples: The number of samples trained. After a resume, those of before are on rank 0.
+        loss_sum: The sum of the losses in each part of the epoch; float32, shape (PARTS,), on the
+            run's device.
+        part_samples: The number of samples trained in each part. After a resume, those of before
+            are on rank 0.
         batches: The number of batches trained; with parameter servers, the number of updates.
         first: The number of batches after which the windows of accumulation begin: 0, unless the
             number of ranks has changed within the epoch.
@@ -41,7 +46,7 @@ class EpochTotals:
     """
 
     loss_sum: torch.Tensor
-    samples: int = 0
+    part_samples: list[int] = field(default_factory=lambda: [0] * PARTS)
     batches: int = 0
     first: int = 0
     steps: int = 0
@@ -52,6 +57,28 @@ class EpochTotals:
     distributed: dict[str, Any] = field(default_factory=dict)
     history: SampleHistory | None = None
     started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples trained."""
+        return sum(self.part_samples)
+
+    def add(self, losses: torch.Tensor, batches: int) -> None:
+        """Add the losses of a batch, shape (B,), of an epoch with so many batches."""
+        part = min(self.batches * PARTS // batches, PARTS - 1)
+        self.loss_sum[part] += losses.detach().sum()
+        self.part_samples[part] += len(losses)
+        self.batches += 1
+
+    def mean_losses(self, ranks: RankGroup) -> tuple[float | None, list[float]]:
+        """Return the mean loss of all ranks, and that of each part. A collective.
+
+        They are None and empty if all batches were lost because a server failed.
+        """
+        sums = ranks.sum(self.loss_sum).tolist()
+        counts = self._of_all_ranks(self.part_samples, ranks)
+        parts = [loss / count for loss, count in zip(sums, counts, strict=True) if count]
+        return (sum(sums) / sum(counts) if parts else None), parts
 
     def steps_so_far(self, accumulation: int) -> int:
         """Return the number of optimizer steps, that of an incomplete window included."""
@@ -74,7 +101,7 @@ class EpochTotals:
         """Return the sums of all ranks. A collective."""
         state = {name: getattr(self, name) for name in _SHARED}
         state["loss_sum"] = ranks.sum(self.loss_sum)
-        state["samples"] = self.of_all_ranks(self.samples, ranks)
+        state["part_samples"] = self._of_all_ranks(self.part_samples, ranks)
         if self.broken is not None:
             state["broken"] = self.of_all_ranks(self.broken, ranks)
         if self.history is not None:
@@ -87,7 +114,7 @@ class EpochTotals:
         if history is not None and self.history is not None:
             self.history.load(*history)
         if not ranks.main:
-            state |= {"loss_sum": self.loss_sum, "samples": 0}
+            state |= {"loss_sum": self.loss_sum, "part_samples": [0] * PARTS}
             state |= {"broken": 0} if "broken" in state else {}
         device = self.loss_sum.device
         for name, value in state.items():
@@ -96,7 +123,7 @@ class EpochTotals:
 
     def of_all_ranks(self, number: int, ranks: RankGroup) -> int:
         """Return the sum of a number over all ranks. A collective."""
-        return int(ranks.sum(torch.tensor(number, device=self.loss_sum.device)))
+        return self._of_all_ranks([number], ranks)[0]
 
     def metrics(
         self, recipe: Recipe, pruner: Pruner, ranks: RankGroup, epoch: int, loss: float | None
@@ -133,3 +160,7 @@ class EpochTotals:
         if self.distributed:
             metrics["distributed"] = self.distributed
         return metrics
+
+    def _of_all_ranks(self, numbers: list[int], ranks: RankGroup) -> list[int]:
+        added: list[int] = ranks.sum(torch.tensor(numbers, device=self.loss_sum.device)).tolist()
+        return added

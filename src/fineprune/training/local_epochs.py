@@ -156,9 +156,7 @@ class LocalEpochs:
                 # User-defined data may have probabilities in place of labels.
                 watched = self._records_logits and y.ndim == 1
                 loss = pruner.record(index, losses, *((logits, y) if watched else ()))
-            totals.loss_sum += losses.detach().sum()
-            totals.samples += len(y)
-            totals.batches += 1
+            totals.add(losses, batches)
             if broken is not None:
                 totals.broken = (totals.broken or 0) + broken.take_replaced()
             (loss / window if window > 1 else loss).backward()

@@ -128,9 +128,7 @@ class ServedEpochs:
                 pruner.observe(update.indices, update.losses, **update.watched)
                 if totals.history is not None:
                     totals.history.add(update.indices, update.losses, update.watched.get("logits"))
-                totals.loss_sum += update.losses.sum()
-                totals.samples += len(update.losses)
-                totals.batches += 1
+                totals.add(update.losses, updates)
         totals.distributed = _report(result, before)
         if not result.finished:
             self.load_into_model(totals)

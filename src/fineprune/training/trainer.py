@@ -37,7 +37,7 @@ from fineprune.training.checkpoint import (
 )
 from fineprune.training.data import load_data
 from fineprune.training.detection import detection
-from fineprune.training.epoch_totals import EpochTotals
+from fineprune.training.epoch_totals import PARTS, EpochTotals
 from fineprune.training.evaluate import Evaluation, evaluate
 from fineprune.training.evidence import write_evidence
 from fineprune.training.hardware import resolved, wait_for
@@ -51,6 +51,7 @@ from fineprune.training.served_epochs import ServedEpochs, check_can_serve
 from fineprune.training.stop import StopRequest, stop_requests
 from fineprune.training.summary import summary
 from fineprune.training.tensorboard import event_file
+from fineprune.writing import make_folder
 
 _LOGGER = logging.getLogger("fineprune.training")
 
@@ -314,12 +315,9 @@ class Trainer:
         recipe, ranks, pruner, files = self.recipe, self.ranks, self.pruner, self.files
         # Otherwise, the last steps would count as bookkeeping.
         wait_for(torch.device(recipe.run.device))
-        if pruner.watch is not None and (
-            self.data.wrong is not None or (self._is_last(epoch) and recipe.run.history)
-        ):
+        if pruner.watch is not None and (self.data.wrong is not None or self._is_last(epoch)):
             pruner.synchronize()
-        samples = totals.of_all_ranks(totals.samples, ranks)
-        loss = ranks.sum(totals.loss_sum).item() / samples if samples else None
+        loss, losses = totals.mean_losses(ranks)
         if loss is not None and not math.isfinite(loss):
             data = recipe.data
             own = f", or check that all samples of {data.name} are finite" if data.own else ""
@@ -336,6 +334,7 @@ class Trainer:
         totals.stop_clock()
         self.epochs.load_into_model(totals)
         metrics = totals.metrics(recipe, pruner, ranks, epoch, loss)
+        metrics["losses"] = losses
         with ranks.wait_for_main(f"epoch {epoch}"):
             if ranks.main:
                 if counts is None and self._is_last(epoch):
@@ -365,9 +364,10 @@ class Trainer:
             losses, predictions = (part.numpy() for part in seen)
             packed = pack_epoch(losses, predictions, data.classes)
             write_array(epoch_file(files.history, epoch), packed)
-            if self._is_last(epoch):
-                assert evaluation is not None
-                write_evidence(files.history, data, watch, evaluation)
+        if self._is_last(epoch) and (seen is not None or watch is not None):
+            assert evaluation is not None
+            make_folder(files.history)
+            write_evidence(files.history, data, watch, evaluation)
         append_metrics(files.metrics, metrics)
 
     def _evaluate(self, metrics: dict[str, Any]) -> Evaluation:
@@ -394,7 +394,7 @@ class Trainer:
         """Return the totals of an epoch that starts now, with all sums at 0."""
         run = self.recipe.run
         history = SampleHistory(self.data.num_samples, run.device) if run.history else None
-        return EpochTotals(torch.zeros((), device=run.device), history=history)
+        return EpochTotals(torch.zeros(PARTS, device=run.device), history=history)
 
     def _is_last(self, epoch: int) -> bool:
         return epoch == self.recipe.training.epochs - 1

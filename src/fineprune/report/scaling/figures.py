@@ -75,54 +75,76 @@ def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
     return Drawing("Throughput by configuration (the paper's Figure 1)", svg, caption)
 
 
-def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
-    """Draw speedup against the workers of one node and against nodes; None without a baseline."""
-    speedups = [(row, row.speedup) for row in rows if row.speedup is not None]
-    if not speedups:
+def node_speedups(rows: Sequence[ScaleRow]) -> list[tuple[ScaleRow, float]]:
+    """Return the speedup of each row over one node with as many accelerators, where one is known.
+
+    As in [D] section 7.2, the throughput of N nodes is divided by that of one of them.
+    """
+    alone = {row.per_node: row.throughput for row in reversed(rows) if row.nodes == 1}
+    return [(row, row.throughput / alone[row.per_node]) for row in rows if row.per_node in alone]
+
+
+def draw_speedup(
+    rows: Sequence[ScaleRow], paper: Sequence[tuple[int, float]] = ()
+) -> Drawing | None:
+    """Draw speedup against the accelerators of a node and against nodes, as in [D] Figure 2.
+
+    Args:
+        rows: The measures of the configurations.
+        paper: Nodes and speedups of the paper, which are drawn beside ours.
+
+    Returns:
+        The figure; None without a configuration on one node.
+    """
+    across = node_speedups(rows)
+    one = next((row.throughput for row in rows if row.strategy == "one"), None)
+    reduced = [row for row in rows if row.nodes == 1 and row.strategy in ("one", "all-reduce")]
+    inside = [(row, row.throughput / one) for row in reduced] if one else []
+    if not across:
         return None
-    strategies = list(dict.fromkeys(row.strategy for row in rows))
+    strategies = list(dict.fromkeys(row.strategy for row, _ in [*inside, *across]))
     with new_figure(3.0) as figure:
-        inside, across = figure.subplots(1, 2, sharey=True)
+        panels = figure.subplots(1, 2)
         for axes, title, points in (
-            (
-                inside,
-                "workers of one node",
-                [(r, r.workers, s) for r, s in speedups if r.nodes == 1],
-            ),
-            (across, "nodes", [(row, row.nodes, speedup) for row, speedup in speedups]),
+            (panels[0], "(a) accelerators of a node", [(r, r.workers, s) for r, s in inside]),
+            (panels[1], "(b) nodes", [(row, row.nodes, speedup) for row, speedup in across]),
         ):
-            most = max((place for _, place, _ in points), default=1)
-            axes.plot([1, most], [1, most], color=FAINT, linewidth=1, linestyle=":")
             for row, place, speedup in points:
-                dedicated = " dedicated" in row.configuration
-                mark = mark_of(row.strategy, hollow=dedicated)
+                mark = mark_of(row.strategy, hollow=" dedicated" in row.configuration)
                 axes.plot(place, speedup, markersize=6, linestyle="none", **mark)
             axes.set_xlabel(title)
             axes.xaxis.set_major_locator(whole_ticks(8))
-        # The panels share this axis, so a limit that one of them sets holds for both.
-        inside.set_ylim(0, 1.05 * max(speedup for _, speedup in speedups))
-        inside.set_ylabel("speedup of the throughput")
+        if paper:
+            style = {"color": FAINT, "marker": "x", "linestyle": "none", "label": "the paper"}
+            panels[1].plot([n for n, _ in paper], [s for _, s in paper], **style)
+        for axes in panels:
+            most = max(axes.dataLim.x1, 2) if axes.has_data() else 2
+            axes.plot([1, most], [1, most], color=FAINT, linewidth=1, linestyle=":", zorder=0)
+            axes.set_ylim(bottom=0)
+        panels[0].set_ylabel("speedup of the throughput")
         for strategy in strategies:
-            inside.plot([], [], linestyle="none", label=strategy, **mark_of(strategy))
-        figure.legend(loc="outside upper center", ncols=len(strategies))
-        svg = svg_text(figure, "Speedup by workers of a node and by nodes")
+            panels[0].plot([], [], linestyle="none", label=strategy, **mark_of(strategy))
+        figure.legend(loc="outside upper center", ncols=len(strategies) + 1)
+        svg = svg_text(figure, "Speedup by accelerators of a node and by nodes")
     caption = (
-        "Throughput relative to that of the baseline: on the left of configurations on one node, "
-        "on the right of all. A node is a worker with its group, or a dedicated server. The dotted "
-        "lines are speedups equal to the workers and the nodes. Hollow marks are configurations "
-        "with dedicated servers."
+        "(a) Synchronous replicas on one node, relative to one of them. (b) Nodes, relative to one "
+        "node with as many accelerators. The dotted lines are linear speedups. Hollow marks are "
+        "configurations with dedicated servers."
     )
     return Drawing("Speedup (the paper's Figure 2)", svg, caption)
 
 
 def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | None:
-    """Draw the mean training loss of each epoch on all data against the training time.
+    """Draw the training loss against the training time, as in [D] Figure 3.
 
     The target loss, if there is one, is a dotted line. The result is None if no configuration has
     an epoch on all data.
     """
-    curves = [(scaled.configuration, *loss_curve(scaled.run)) for scaled in runs]
-    curves = [curve for curve in curves if curve[1]]
+    curves = [
+        (scaled.configuration, [point[2] for point in curve], [point[3] for point in curve])
+        for scaled in runs
+        if (curve := loss_curve(scaled.run))
+    ]
     if not curves:
         return None
     unit, length = time_unit(max(seconds[-1] for _, seconds, _ in curves))
@@ -148,12 +170,12 @@ def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | No
             axes.axhline(target_loss, color=FAINT, linewidth=0.8, linestyle=":")
         axes.set_xlabel(f"training time, {unit}")
         axes.set_xlim(left=0)
-        axes.set_ylabel("mean training loss of an epoch")
+        axes.set_ylabel("mean training loss")
         figure.legend(loc="outside upper center", ncols=4)
         svg = svg_text(figure, "Training loss against time")
     caption = (
-        "Mean training loss of each epoch on all data, at the end of the epoch. The time excludes "
-        "evaluation. The dotted line is the target loss of the table."
+        "Mean cross-entropy over as many batches as an epoch has, noted several times per epoch on "
+        "all data, against the training time. The dotted line is the target loss of the table."
     )
     return Drawing("Training loss against time (the paper's Figure 3)", svg, caption)
 

@@ -30,13 +30,13 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
     )
     write_page(
         path,
-        "scale.html.j2",
+        "results.html.j2",
         title=f"{scaling.title}: workers and servers",
+        lead="Strategies of distributed training, with the results of Campos et al. (ICCS 2017).",
+        parts=[*scale_tables(rows, paper=True), *drawings],
+        notes=scale_caveats(scaling),
         facts=facts(runs),
-        tables=scale_tables(rows, paper=True),
-        drawings=drawings,
-        caveats=scale_caveats(scaling),
-        recipe=(runs[0].path / RECIPE).read_text(encoding="utf-8").strip(),
+        recipes=[(runs[0].path / RECIPE).read_text(encoding="utf-8").strip()],
     )
 
 

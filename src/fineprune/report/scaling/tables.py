@@ -51,14 +51,13 @@ def _throughput(rows: Sequence[ScaleRow], paper: bool) -> Table:
             ("quartiles", lambda row: f"{row.throughput_low:,.1f}-{row.throughput_high:,.1f}"),
             ("speedup", lambda row: _ratio(row.speedup)),
             ("efficiency", lambda row: _ratio(row.efficiency)),
-            ("vs all-reduce", lambda row: _ratio(row.speedup_all_reduce)),
         ),
         "Median over all epochs but the first, with quartiles. A node is a worker with its group, "
         "or a dedicated server. Speedup is relative to the baseline (by default, a single "
-        "process), and efficiency is speedup divided by the nodes per node of the baseline. The "
-        "last column is relative to all-reduce with the same number of workers.",
+        "process), and efficiency is speedup divided by the accelerators of the nodes, relative to "
+        "the baseline's.",
         [
-            (f"paper: {text}", str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e), NOTHING)
+            (f"paper: {text}", str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e))
             for text, nodes, images, s, e in PAPER_THROUGHPUT
             if paper
         ],
@@ -77,14 +76,14 @@ def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
             ("training, s", lambda row: f"{row.seconds:,.1f}"),
             ("other, s", lambda row: number(row.seconds_other, ",.1f")),
             ("to the loss, s", lambda row: number(row.seconds_to_target, ",.1f", "never")),
-            ("epochs", lambda row: number(row.epochs_to_target, "g", "never")),
+            ("epochs", lambda row: number(row.epochs_to_target, ".2f", "never")),
             ("samples", lambda row: number(row.samples_to_target, ",.0f", "never")),
             ("speedup", lambda row: _ratio(row.speedup_to_target)),
         ),
-        "The loss is the mean over an epoch on all data, and the time is measured to the end of "
-        "that epoch. Speedup is relative to the baseline. Other: the remaining time of the run's "
-        "processes, such as that for starting Ray, without evaluation. With several seeds: means, "
-        "and the standard deviation of the accuracy.",
+        "The loss is the mean cross-entropy over as many batches as an epoch has; where it falls "
+        "to the target is interpolated. Speedup is relative to the baseline. Other: the remaining "
+        "time of the run's processes, such as that for starting Ray, without evaluation. With "
+        "several seeds: means, and the standard deviation of the accuracy.",
         [
             (f"paper: {text}", percent(accuracy, 1), f"{hours:g} h", *[NOTHING] * 4, _ratio(s))
             for text, accuracy, hours, s in PAPER_LEARNING
