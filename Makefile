@@ -66,6 +66,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 # The variable turns off a notice about the successor of the theme.
 docs: $(INSTALLED)

@@ -1,6 +1,6 @@
 r"""Compares rankings of labels on the trainings of ``watched_runs.py``.
 
-    python benchmarks/label_ranking.py RUNS TRUE.npy --json docs/results/labels.json
+    python benchmarks/label_ranking.py RUNS TRUE.npy
 
 Each ``RUNS/KIND-SEED.npz`` is given to a ``LabelWatch`` as its loop would have done. After some
 epochs, its ranking is compared with three others that need one training: the mean loss, the area
@@ -11,18 +11,24 @@ by the normalised margin of the same mean probabilities.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from table import write
 
 import fineprune as fp
-from fineprune.training.hardware import describe
 
 AFTER, FIRST, REFERENCE = (5, 10, 20, 30, 60), 1000, 100
+
+_SETTING = "ResNet-9 on 10,000 images, 60 epochs, means of the seeds"
+TITLES = {
+    "roc_area": f"ROC area of each ranking; {_SETTING}",
+    "first": f"wrong labels among the first {FIRST:,} of each ranking; {_SETTING}",
+    "suspects": f"samples with a score above 0; {_SETTING}",
+}
 
 Floats = npt.NDArray[np.floating[Any]]
 Result = dict[str, Any]
@@ -58,7 +64,7 @@ def compare(file: Path, true: npt.NDArray[np.int64]) -> Result:
         losses.append((sorted_rows.logsumexp(1) - own).numpy())
         if epoch in AFTER:
             rankings = {
-                "watch": watch.scores().numpy(),
+                "watch": watch.ranking().scores.numpy(),
                 "loss": np.mean(losses, 0),
                 "AUM": margins,
                 "AlignPrune": misaligned(np.stack(losses, 1)),
@@ -92,39 +98,38 @@ def by_cleanlab(watch: fp.LabelWatch) -> dict[str, Floats]:
     return {"cleanlab": -get_label_quality_scores(*watch.to_cleanlab(), method="normalized_margin")}
 
 
-def table(results: list[Result]) -> str:
-    """Return means over the seeds as Markdown."""
-    names = [name for name, value in results[0]["after"]["5"].items() if isinstance(value, dict)]
-    lines = [f"| wrong labels | epochs | {' | '.join(names)} | estimated | true |"]
-    lines.append("|---|---:|" + "---:|" * (len(names) + 2))
-    for kind in dict.fromkeys(result["kind"] for result in results):
-        runs = [result for result in results if result["kind"] == kind]
-        for epoch in runs[0]["after"]:
-            found = [run["after"][epoch] for run in runs]
-            cells = [
-                f"{np.mean([one[name]['roc_area'] for one in found]):.3f} / "
-                f"{np.mean([one[name]['first'] for one in found]):.0f}"
-                for name in names
-            ]
-            cells.append(f"{np.mean([one['estimated'] for one in found]):,.0f}")
-            cells.append(f"{np.mean([run['wrong'] for run in runs]):,.0f}")
-            lines.append(f"| {kind} | {epoch} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, help="folder of the files of watched_runs.py")
     parser.add_argument("true", type=Path, help="the true label of each sample, as .npy")
-    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder")
     options = parser.parse_args()
     torch.set_num_threads(1)
     files = sorted(options.runs.glob("*-*.npz"))
     results = [compare(file, np.load(options.true)) for file in files]
-    print(table(results))
-    if options.json:
-        text = json.dumps({"about": vars(describe("cpu", 1)), "runs": results}, indent=1) + "\n"
-        options.json.write_text(text, encoding="utf-8")
+    results = [result for result in results if result["wrong"]]
+    names = [name for name, value in results[0]["after"]["5"].items() if isinstance(value, dict)]
+    groups = [
+        (kind, epoch, [run for run in results if run["kind"] == kind])
+        for kind in dict.fromkeys(result["kind"] for result in results)
+        for epoch in results[0]["after"]
+    ]
+    command = "python benchmarks/label_ranking.py runs true.npy"
+    for file, key, form in (("labels-area", "roc_area", ".3f"), ("labels-first", "first", ".0f")):
+        columns = {"wrong labels": "", "epochs": ""} | dict.fromkeys(names, form)
+        rows = [
+            [kind, epoch, *([run["after"][epoch][name][key] for run in runs] for name in names)]
+            for kind, epoch, runs in groups
+        ]
+        write(options.out / f"{file}.json", TITLES[key], command, columns, rows)
+    found = {"estimated": ",.0f", "precision": ".2f", "recall": ".2f"}
+    columns = {"wrong labels": "", "epochs": "", "wrong": ",.0f"} | found
+    rows = [
+        [kind, epoch, [run["wrong"] for run in runs]]
+        + [[run["after"][epoch][name] for run in runs] for name in found]
+        for kind, epoch, runs in groups
+    ]
+    write(options.out / "labels-suspects.json", TITLES["suspects"], command, columns, rows)
 
 
 if __name__ == "__main__":

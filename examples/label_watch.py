@@ -44,7 +44,7 @@ def main() -> None:
         )
     hits = torch.isin(indices[:256], wrong)
     right = suggestions[:256][hits] == true[indices[:256]][hits]
-    joint = watch.joint()
+    joint = watch.ranking().joint
     print(
         f"{int(hits.sum())} of the first 256 suspects of 1280 have a wrong label, and the "
         f"suggestion is right for {int(right.sum())} of these"

@@ -86,7 +86,7 @@ def main() -> None:
     first = slice(len(wrong))
     hits = torch.isin(indices[first], wrong)
     right = suggestions[first][hits] == true[indices[first]][hits]
-    joint = watch.joint()
+    joint = watch.ranking().joint
     with torch.no_grad():
         predicted = model(torch.stack([rows for rows, _ in data])).argmax(1)
     accuracy = (predicted == true).float().mean().item()

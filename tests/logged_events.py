@@ -3,7 +3,7 @@
 import contextlib
 import logging
 
-from fineprune.distributed.parameter_servers.events import LOGGER
+from fineprune.distributed.parameter_servers.processes import LOGGER
 
 
 @contextlib.contextmanager

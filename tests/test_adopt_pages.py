@@ -223,9 +223,9 @@ def test_the_code_that_watches_labels_shows_all_suspects(page, tmp_path, monkeyp
     for block in (*blocks(page), watched):
         exec(compile(block, f"docs/adopt/{page}.md", "exec"), names)
     watch = names["watch"]
-    assert watch.labels().tolist() == labels.tolist()
+    assert watch.ranking().labels.tolist() == labels.tolist()
     cards = (tmp_path / "audit.html").read_text(encoding="utf-8").count('<li class="card"')
-    assert cards == watch.num_suspects() >= 20
+    assert cards == watch.ranking().num_suspects >= 20
 
 
 def test_the_code_for_other_packages_is_that_of_the_tests():

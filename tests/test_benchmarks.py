@@ -89,7 +89,7 @@ def test_updates_measures_their_cost_and_loading_that_overlaps(run):
     assert all(value > 0 for value in line.values())
 
 
-def test_watched_runs_are_ranked(tmp_path, monkeypatch, capsys):
+def test_watched_runs_are_ranked(tmp_path, monkeypatch):
     """The watched training is the one of ``fineprune train``, bit for bit."""
     changes = [
         "data.train_size=256",
@@ -112,16 +112,17 @@ def test_watched_runs_are_ranked(tmp_path, monkeypatch, capsys):
     train(recipe.replaced("pruning", policy="full"), tmp_path / "run")
     expected = read_evidence(tmp_path / "run", 256)
     with np.load(file) as arrays:
-        assert np.array_equal(arrays["labels"], expected.labels())
+        assert np.array_equal(arrays["labels"], expected.ranking().labels)
         assert len(arrays["order"]) == 6 * 256
         true = arrays["labels"].copy()
     true[:20] = (true[:20] + 1) % 10
     np.save(tmp_path / "true.npy", true)
-    out = tmp_path / "ranking.json"
-    arguments = ["", str(tmp_path / "runs"), str(tmp_path / "true.npy"), "--json", str(out)]
+    arguments = ["", str(tmp_path / "runs"), str(tmp_path / "true.npy"), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.syspath_prepend("benchmarks")
     runpy.run_path("benchmarks/label_ranking.py")["main"]()
-    assert "| random | 5 |" in capsys.readouterr().out
-    (run,) = json.loads(out.read_text())["runs"]
-    assert run["wrong"] == 20
-    assert {"watch", "loss", "AUM", "AlignPrune"} <= run["after"]["5"].keys()
+    area = json.loads((tmp_path / "labels-area.json").read_text())
+    assert {"watch", "loss", "AUM", "AlignPrune"} <= area["columns"].keys()
+    assert [row[:2] for row in area["rows"]] == [["random", "5"]]
+    suspects = json.loads((tmp_path / "labels-suspects.json").read_text())
+    assert suspects["rows"][0][2] == [20]

@@ -216,36 +216,11 @@ def test_plan_counts_both_readings(attenuate, pruned, tmp_path):
     assert "<svg" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
 
 
-def steps_at_once(strategy, workers, group=1):
-    """The forecast of 12 epochs on 1,024 samples in batches of 32, 0.5 s per step."""
-    changes = [f"strategy={strategy}", f"workers={workers}", f"group={group}"]
-    settings = [f"distributed.{change}" for change in changes]
-    settings += ["training.epochs=12", "training.milestones=[6,9]", "pruning.policy=fine-pruning"]
-    settings += ["pruning.window=6", "pruning.start=2", "pruning.attenuation=2"]
-    settings += ["pruning.prune=0.5"]
-    options = ["plan", "quick", "--step-time", "0.5", *settings]
-    return json.loads(run(*options, "--json").stdout), run(*options).stdout
-
-
-@pytest.mark.parametrize(
-    ("strategy", "workers", "group", "rounds", "said"),
-    [
-        ("sync", 4, 1, 8, None),
-        ("async", 1, 1, 32, None),
-        ("async", 8, 1, 4, "for 8 workers that compute at the same time"),
-        ("async", 3, 1, 11, "for 3 workers that compute at the same time"),
-        ("mixed", 8, 2, 4, "for 4 groups of 2 workers that compute at the same time"),
-    ],
-)
-def test_plan_counts_the_steps_that_workers_compute_at_the_same_time(
-    strategy, workers, group, rounds, said
-):
-    made, text = steps_at_once(strategy, workers, group)
-    assert made["time_full"] == pytest.approx(12 * rounds * 0.5)
-    short = -(-512 * rounds // 1024)  # an epoch of half the samples
-    assert made["time"] == pytest.approx((3 * rounds + 9 * short) * 0.5)
-    assert ("at the same time" in text) == (said is not None)
-    assert said is None or said in text
+def test_plan_predicts_no_time_of_workers_that_compute_at_the_same_time():
+    settings = ["distributed.strategy=async", "distributed.workers=4"]
+    refused = run("plan", "weak-labels", "--step-time", "0.5", *settings)
+    assert refused.exit_code == 2
+    assert "use fineprune scale --predict" in refused.stderr
 
 
 def test_plan_says_that_suspects_are_skipped_in_full_epochs_too():

@@ -17,7 +17,7 @@ import torch
 from logged_events import on_events
 
 import fineprune as fp
-from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind
+from fineprune.distributed.parameter_servers.processes import EventKind, ProcessKind
 from fineprune.errors import InputError, Stopped
 from fineprune.training.own_code import code_digest
 from fineprune.training.recipe import Recipe, read_recipe

@@ -37,7 +37,11 @@ def test_they_say_how_many_labels_contradict_and_how_much_was_learned():
     assert third.startswith("The most frequent suspected mistakes: ")
     assert third.count("that may be") == 3
     assert "dog that may be cat (10)" in third or "cat that may be hen (10)" in third
-    assert watch.num_suspects() == 60 == int(watch.joint().sum() - watch.joint().trace())
+    assert (
+        watch.ranking().num_suspects
+        == 60
+        == int(watch.ranking().joint.sum() - watch.ranking().joint.trace())
+    )
 
 
 def test_they_name_classes_that_were_not_learned_and_samples_that_were_not_recorded():

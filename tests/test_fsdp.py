@@ -193,7 +193,7 @@ def test_losses_that_every_rank_has_as_a_whole_may_be_distributed_tensors(tmp_pa
                 pruner.record(index, *whole)
         assert plain.watch is not None
         assert pruner.watch is not None
-        assert torch.equal(pruner.watch.scores(), plain.watch.scores())
+        assert torch.equal(pruner.watch.ranking().scores, plain.watch.ranking().scores)
         pruner = fp.Pruner(16, policy, batch_size=8)
         with pytest.raises(
             InputError, match=r"got a DTensor .* give record losses.full_tensor\(\)"

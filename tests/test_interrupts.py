@@ -66,7 +66,7 @@ class Cell:
             pruner.summary()["epochs_done"],
             pruner.policy.state_dict()["chosen"].tolist(),
             pruner.watch.ranking().visits,
-            pruner.watch.scores().tolist(),
+            pruner.watch.ranking().scores.tolist(),
         )
 
 
@@ -195,7 +195,7 @@ def test_evidence_that_is_being_added_is_added_once(monkeypatch):
         interrupt_in(patched, Evidence, "_write", 1)
         with pytest.raises(KeyboardInterrupt):
             watch.merge(other)
-    assert torch.equal(watch.scores(), whole.scores())
+    assert torch.equal(watch.ranking().scores, whole.ranking().scores)
 
 
 @pytest.mark.parametrize(("name", "call"), [("_joined", 4), ("_add", 2), ("_write", 2)])
@@ -214,7 +214,7 @@ def test_a_watch_that_is_stopped_has_counted_the_batch(monkeypatch, name, call):
             except KeyboardInterrupt:
                 interrupts += 1
     assert interrupts == 1
-    assert torch.equal(watch.scores(), undisturbed.scores())
+    assert torch.equal(watch.ranking().scores, undisturbed.ranking().scores)
 
 
 def test_a_batch_without_memory_for_its_copy_does_not_count(monkeypatch):

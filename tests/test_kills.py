@@ -28,11 +28,11 @@ from preloaded_python import preloaded_ray_workers
 from processes import in_session, wait_until_ended
 from torch import nn
 
-from fineprune.distributed.parameter_servers.batches import BatchKey
+from fineprune.distributed.parameter_servers.epoch import BatchKey
 
 ray = pytest.importorskip("ray")
 
-from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
+from fineprune.distributed.parameter_servers.processes import EventKind, ProcessKind  # noqa: E402
 from fineprune.distributed.parameter_servers.start import parameter_servers  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
 

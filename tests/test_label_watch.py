@@ -117,7 +117,7 @@ def test_wrong_labels_are_found_in_a_training(digits, consistent):
     found = torch.from_numpy(first[wrong[first]])
     assert (suggestions[: wrong.sum()][wrong[first]] == true[found]).float().mean() > 0.85
     assert not (suggestions == labels[indices]).any()
-    joint = watch.joint()
+    joint = watch.ranking().joint
     assert torch.equal(joint.sum(1), torch.bincount(labels, minlength=CLASSES))
     assert 0.5 * wrong.sum() < joint.sum() - joint.trace() < 2 * wrong.sum()
 
@@ -415,7 +415,7 @@ def one_process(steps):
         index = order[: WORLD * BATCH]
         logits = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(step))[index]
         watch.record(index, logits + 2 * F.one_hot(labels[index], CLASSES), labels[index])
-    watch.joint()  # Adds what is buffered.
+    watch.ranking()  # Adds what is buffered.
     return watch
 
 
@@ -558,7 +558,7 @@ def test_labels_of_two_dimensions_are_told_how_to_become_classes(form):
         watch.record(index, logits, given)
     (told,) = re.findall(r"labels\.\w+\(1\)", str(caught.value))
     watch.record(index, logits, eval(told, {"labels": given}))
-    assert torch.equal(watch.labels()[index], labels)
+    assert torch.equal(watch.ranking().labels[index], labels)
 
 
 def test_an_index_that_means_another_sample_in_each_epoch_is_noticed():
@@ -697,7 +697,7 @@ def test_one_class_alone_has_finite_scores(samples, classes):
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(samples, classes, generator=draw)
     watch.record(torch.arange(samples), logits, torch.zeros(samples, dtype=torch.long))
-    assert watch.scores().isfinite().all()
+    assert watch.ranking().scores.isfinite().all()
 
 
 @pytest.mark.parametrize("classes", [10, 100])

@@ -165,8 +165,8 @@ def test_a_watch_changes_nothing_and_is_resumed(runs, watching, tmp_path):
         runs.fit(*callbacks, net=net, data=data, ckpt_path=ckpt_path, **options)
         assert runs.equal_weights(net, alone)
         assert net.trainer.global_step == alone.trainer.global_step == 3 * runs.EPOCHS
-    assert torch.equal(*(watch.scores() for watch in watches))
-    assert watches[0].labels().tolist() == runs.DATA.tensors[1].tolist()
+    assert torch.equal(*(watch.ranking().scores for watch in watches))
+    assert watches[0].ranking().labels.tolist() == runs.DATA.tensors[1].tolist()
 
 
 def test_a_step_that_returns_nothing_to_watch_is_refused(runs, watching):
@@ -261,7 +261,7 @@ def test_watched_labels_change_nothing_and_are_resumed(runs, pruning, undisturbe
         pruning(runs.POLICY), net=runs.WatchedNet(), ckpt_path=tmp_path / f"step={step}.ckpt"
     )
     watch, again = (runs.pruner_of(one).watch for one in (net, resumed))
-    assert watch.labels().tolist() == runs.DATA.tensors[1].tolist()
+    assert watch.ranking().labels.tolist() == runs.DATA.tensors[1].tolist()
     for ours, theirs in zip(watch.suspects(), again.suspects(), strict=True):
         assert torch.equal(ours, theirs)
 

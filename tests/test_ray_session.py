@@ -23,17 +23,17 @@ pytest.importorskip("ray")
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 
 from fineprune.distributed.parameter_servers.failures import (
-    Failure,
+    RAISED,
     RemoteError,
     cause_of,
-    dead_actor,
-    failure_of,
+    root_of,
     told_as_text,
 )
-from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
+from fineprune.distributed.parameter_servers.placement import bundles_for, nodes_for_servers
 from fineprune.distributed.parameter_servers.ray_session import ray_session
 from fineprune.distributed.parameter_servers.server import Actor
 from fineprune.distributed.parameter_servers.start import RayLost
+from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError, RunError
 
 
@@ -106,9 +106,8 @@ def test_the_end_of_rays_own_processes_is_no_death_of_a_worker():
 
 def test_the_death_of_who_made_an_argument_is_told_from_ones_own():
     death = RayActorError(actor_id="ab")
-    assert dead_actor(death) == "ab"
-    assert dead_actor(RayTaskError("step", "told", death)) == "ab"
-    assert dead_actor(RayTaskError("step", "told", Failure("other", "line", "trace"))) is None
+    assert root_of(death) is death
+    assert root_of(RayTaskError("step", "told", death)).actor_id == "ab"
 
 
 def fail(error):
@@ -118,15 +117,14 @@ def fail(error):
     def method():
         raise error
 
-    with pytest.raises(Failure) as raised:
+    with pytest.raises(RAISED) as raised:
         method()
     sent = pickle.loads(pickle.dumps(raised.value))
-    of_an_argument = RayTaskError("step", "told", RayTaskError("update", "told", sent))
-    assert failure_of(of_an_argument).line == sent.line
-    return failure_of(RayTaskError("step", "told", sent)).again()
+    assert root_of(RayTaskError("step", "told", RayTaskError("update", "told", sent))) is sent
+    return sent
 
 
-LOADER = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback\nOSError: torn"
+LOADER = "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (\nOSError: torn"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +144,7 @@ def test_an_error_crosses_processes_as_text(cause, kind, said):
     assert type(error) is kind
     assert re.search(said, str(error))
     assert len(str(error).splitlines()) == 1
-    assert "in method" in str(error.__cause__)  # the stack trace of the other process
+    assert "in method" in error.__notes__[0]  # the stack trace of the other process
 
 
 def test_a_request_to_stop_that_reaches_a_worker_does_not_end_it():
@@ -211,7 +209,7 @@ def test_nothing_listens_beyond_loopback():
     done = subprocess.run([sys.executable, "-c", LISTENERS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     addresses = done.stdout.split()
-    assert len(addresses) >= 5  # the driver's, the store of the group, and Ray's own processes'
+    assert len(addresses) >= 4  # the driver's and Ray's own processes'
     assert set(addresses) <= LOOPBACK
 
 
@@ -412,37 +410,37 @@ def test_a_run_whose_ray_hangs_can_be_stopped(process, training, short_folder):
     assert list(short_folder.glob("ray*")) == []
 
 
-def node(name, cpus, gpus=0):
-    return Node(name, name, cpus, gpus)
-
-
 @pytest.mark.parametrize(
-    ("nodes", "places", "chosen"),
+    ("cpus", "gpus", "processes", "each", "chosen"),
     [
-        ([node("a", 4)], Places(1, dedicated=True), []),
-        ([node("a", 4), node("b", 2)], Places(1, dedicated=True), ["b"]),
-        ([node("a", 4, gpus=4), node("b", 64)], Places(1, gpus=1, dedicated=True), ["b"]),
-        (
-            [node("a", 2), node("b", 2), node("c", 2)],
-            Places(2, servers=3, dedicated=True),
-            ["a", "b"],
-        ),
-        ([node("a", 4), node("b", 4)], Places(5, servers=2, dedicated=True), []),
-        ([node("a", 0), node("b", 2), node("c", 2)], Places(2, dedicated=True), ["b"]),
-        ([node("a", 2), node("b", 4)], Places(1, members=2, threads=2, dedicated=True), ["a"]),
+        ({"a": 4}, {}, (1, 1, 1), (1, 0), []),
+        ({"a": 4, "b": 2}, {}, (1, 1, 1), (1, 0), ["b"]),
+        ({"a": 4, "b": 64}, {"a": 4}, (1, 1, 1), (1, 1), ["b"]),
+        ({"a": 2, "b": 2, "c": 2}, {}, (2, 1, 3), (1, 0), ["a", "b"]),
+        ({"a": 4, "b": 4}, {}, (5, 1, 2), (1, 0), []),
+        ({"a": 0, "b": 2, "c": 2}, {}, (2, 1, 1), (1, 0), ["b"]),
+        ({"a": 2, "b": 4}, {}, (2, 2, 1), (2, 0), ["a"]),
     ],
 )
-def test_dedicated_servers_get_nodes_that_leave_room_for_the_groups(nodes, places, chosen):
-    assert [one.name for one in nodes_for_servers(nodes, places)] == chosen
+def test_dedicated_servers_get_nodes_that_leave_room_for_the_groups(
+    cpus, gpus, processes, each, chosen
+):
+    workers, group, servers = processes
+    strategy = Strategy("mixed", workers, group, servers=servers, placement="dedicated")
+    bundles = bundles_for(strategy, *each)
+    nodes = {name: {"CPU": cpus[name], "GPU": gpus.get(name, 0)} for name in cpus}
+    groups = strategy.groups
+    assert nodes_for_servers(nodes, bundles[:groups], bundles[groups:]) == chosen
 
 
 # Three nodes on one machine; it prints which nodes the workers and the servers are on.
 NODES = """
 import os
 from ray.cluster_utils import Cluster
-from fineprune.distributed.parameter_servers.events import LOGGER, ProcessKind
-from fineprune.distributed.parameter_servers.placement import Placement, Places
+from fineprune.distributed.parameter_servers.processes import LOGGER, ProcessKind
+from fineprune.distributed.parameter_servers.placement import Placement
 from fineprune.distributed.parameter_servers.ray_session import ray_session
+from fineprune.distributed.strategy import Strategy
 import ray
 
 class Where:
@@ -458,10 +456,11 @@ LOGGER.addFilter(lambda record: events.append(record.args[0]))
 with ray_session(1):
     for groups in (3, 5):
         events.clear()
-        places = Places(groups=groups, servers=1 if groups == 5 else 2, dedicated=True)
-        placement = Placement(places, lambda: False)
+        servers = 1 if groups == 5 else 2
+        strategy = Strategy("async", workers=groups, servers=servers, placement="dedicated")
+        placement = Placement(strategy, 1, 0.0)
         on, actors = [], []
-        for kind, number in ((ProcessKind.WORKER, groups), (ProcessKind.SERVER, places.servers)):
+        for kind, number in ((ProcessKind.WORKER, groups), (ProcessKind.SERVER, servers)):
             made = [
                 ray.remote(Where).options(**placement.options(kind, index)).remote()
                 for index in range(number)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import re
+import runpy
 import shlex
 import tomllib
 from pathlib import Path
@@ -23,6 +24,7 @@ from fineprune.training.recipe import make_recipe
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGES.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LABELS = ROOT / "docs/labels.md"
+tables = runpy.run_path(str(ROOT / "docs/tables.py"))
 
 FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -149,7 +151,7 @@ def test_the_tutorial_on_wrong_labels_finds_and_corrects_them(here, one_thread_e
                 rows = list(csv.DictReader(table))
             numbers = [int(Path(row["key"]).stem) for row in rows]
             for row, number in zip(rows[:25], numbers, strict=False):
-                row["label"] = f"digit-{names['digits'].target[number]}"
+                row["label"] = f"digit-{names['digits']['labels'][number]}"
             with (here / "labels.csv").open("w", newline="") as table:
                 writer = csv.DictWriter(table, list(rows[0]))
                 writer.writeheader()
@@ -168,7 +170,7 @@ def test_the_tutorial_on_wrong_labels_finds_and_corrects_them(here, one_thread_e
     assert sum(int(Path(key).stem) % 10 == 0 for key in keys) >= 16
     assert "data:image" in (here / "audit.html").read_text(encoding="utf-8")
     exec(compile(again, "<page>", "exec"), names)
-    x, y = names["pictures"].float() / 255, names["digits"].target
+    x, y = names["pictures"].float() / 255, names["digits"]["labels"]
     true = torch.tensor([y[int(file.stem)] for file in names["files"]])
     assert (names["model"](x).argmax(1) == true).float().mean() > 0.95
 
@@ -199,3 +201,22 @@ def test_links_lead_to_files_and_headings(page):
         linked = page.parent / file if file else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_the_tables_of_a_page_are_those_of_their_files(page):
+    text = page.read_text(encoding="utf-8")
+    assert tables["with_tables"](text) == text, "run: python docs/tables.py"
+
+
+def test_a_table_shows_the_mean_its_interval_and_what_failed():
+    cell = tables["_cell"]
+    assert cell([1.0, 2.0, 3.0], "±+.1f") == "+2.0 ±2.5"
+    assert cell([1.0, None, 3.0], ".1f") == "2.0, 1 of 3 failed"
+    assert cell([None, None], ".1f") == "2 of 2 failed"
+    assert [cell(value, ",.0f") for value in (1234, [1234], None, "a")] == [
+        "1,234",
+        "1,234",
+        "-",
+        "a",
+    ]

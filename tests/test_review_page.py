@@ -102,7 +102,7 @@ def test_the_page_is_one_file_that_reads_without_javascript(watch, tmp_path):
     assert len(cards) == 15
     indices, _, suggestions = watch.suspects()
     for card, index, suggestion in zip(cards, indices.tolist(), suggestions.tolist(), strict=False):
-        assert f'data-index="{index}" data-label="{watch.labels()[index]}"' in card
+        assert f'data-index="{index}" data-label="{watch.ranking().labels[index]}"' in card
         assert f'data-suggestion="{suggestion}"' in card
         assert f"&lt;i&gt;{index}&lt;/i&gt;.png ({index})" in card
         assert card.count('<img src="data:image/png;base64,') == 1
@@ -126,7 +126,7 @@ def test_texts_tables_and_nothing_can_be_shown(watch, tmp_path):
     assert path.read_text(encoding="utf-8").count('<p class="text">sample ') == 3
     watch.page(path)  # By default, it lists the suspects.
     number = path.read_text(encoding="utf-8").count('<li class="card"')
-    assert number == watch.num_suspects() == 12
+    assert number == watch.ranking().num_suspects == 12
 
 
 def test_a_page_stays_small_and_says_what_it_leaves_out(watch, tmp_path, monkeypatch):
@@ -472,7 +472,7 @@ def test_filters_narrow_the_list_and_names_are_quoted(opened, watch, tmp_path):
     assert shown.count() == 18
     table = downloaded(opened, tmp_path / "labels.csv")
     indices = watch.suspects()[0][:2].tolist()
-    expected = watch.labels().numpy()
+    expected = watch.ranking().labels.numpy()
     expected[indices] = DROP
     np.testing.assert_array_equal(read_labels(table, NAMES, N, keys), expected)
 

@@ -569,7 +569,7 @@ def test_a_refused_first_batch_can_be_recorded_again():
             pruner.record(index, torch.ones(4), *wrong)
     pruner.record(index, torch.ones(4), logits, labels)
     assert pruner.position.samples == 4
-    assert pruner.watch.labels()[:4].equal(labels)
+    assert pruner.watch.ranking().labels[:4].equal(labels)
 
 
 def test_the_names_of_a_page_may_be_a_dict_of_numbers(tmp_path):
@@ -660,4 +660,4 @@ def test_logits_of_the_inference_mode_are_copied():
         plain.record(index, logits, labels)
         with torch.inference_mode():
             watch.record(index, logits + 0, labels)
-    assert torch.equal(watch.scores(), plain.scores())
+    assert torch.equal(watch.ranking().scores, plain.ranking().scores)

@@ -256,8 +256,10 @@ def test_a_watch_changes_nothing_and_is_resumed(strategy, tmp_path):
         trainer.train(resume_from_checkpoint=resume)
         assert torch.equal(weights(trainer.model), weights(alone.model))
         assert trainer.evaluate()["eval_loss"] == alone.evaluate()["eval_loss"]
-    assert torch.equal(*(watch.scores() for watch in watches))
-    assert watches[0].labels().tolist() == [int(item["labels"]) for item in labelled_texts()]
+    assert torch.equal(*(watch.ranking().scores for watch in watches))
+    assert watches[0].ranking().labels.tolist() == [
+        int(item["labels"]) for item in labelled_texts()
+    ]
 
 
 def test_a_watch_takes_logits_without_a_name(tmp_path):
@@ -268,7 +270,7 @@ def test_a_watch_takes_logits_without_a_name(tmp_path):
     watch, model = fp.LabelWatch(N, 2), PlainForImageClassification(vit().config)
     args = arguments(tmp_path, num_train_epochs=1)
     WatchingTrainer(model, args, train_dataset=images(), watch=watch).train()
-    assert watch.labels().tolist() == [int(item["labels"]) for item in images()]
+    assert watch.ranking().labels.tolist() == [int(item["labels"]) for item in images()]
 
 
 @pytest.mark.parametrize("case", ["text", "language"])

@@ -92,7 +92,7 @@ def test_a_batch_that_is_also_given_to_the_watch_is_refused():
         assert each.watch is not None
         with pytest.raises(InputError, match=r"each batch once, .* to pruner.record\(\) alone"):
             each.watch.record(index, logits, y)
-        assert each.watch.labels().ge(0).sum() == 8
+        assert each.watch.ranking().labels.ge(0).sum() == 8
 
 
 def test_a_resumed_training_has_the_same_evidence():
@@ -182,7 +182,7 @@ def test_samples_without_a_label_count_as_recorded_and_leave_no_evidence():
             if pruner.steps_done == stop:
                 break
     assert sorted(recorded) == sorted([*range(N)] * 2)
-    known = pruner.watch.scores() > -torch.inf
+    known = pruner.watch.ranking().scores > -torch.inf
     assert torch.equal(known, labels >= 0)
 
 
@@ -194,7 +194,7 @@ def test_a_loader_may_use_the_memory_of_the_indices_and_labels_again():
         memory[0] = np.arange(first, first + 4)
         memory[1] = memory[0] % 3
         watch.record(index, torch.zeros(4, 3), labels)
-    assert watch.labels().tolist() == [number % 3 for number in range(8)]
+    assert watch.ranking().labels.tolist() == [number % 3 for number in range(8)]
 
 
 def test_the_buffer_keeps_few_tensors_and_nothing_else_alive():
@@ -264,7 +264,7 @@ def ranks(rank, folder):
         alone.record(own, torch.ones(3), torch.zeros(3, CLASSES), torch.zeros(3).long())
         copied = copy.deepcopy(alone)
         copied.synchronize()
-        assert copied.watch.labels().ge(0).nonzero().flatten().equal(own)
+        assert copied.watch.ranking().labels.ge(0).nonzero().flatten().equal(own)
         suspects = []
         for one in (pruner, resumed):
             one.synchronize()
@@ -331,13 +331,13 @@ def test_suspects_are_skipped_after_some_epochs():
     logits, labels, wrong = mistaken()
     watch = fp.LabelWatch(400, CLASSES)
     watch.record(torch.arange(400), logits, labels)
-    skipped = watch.scores() > 0.7
+    skipped = watch.ranking().scores > 0.7
     assert wrong[skipped].all()
     assert skipped.sum() >= 35
     pruner = by_labels()
     for epoch, kept in enumerate(kept_of(pruner)):
         assert skipped[kept].any() == (epoch < 3)
-    assert pruner.policy.num_suspects() == watch.num_suspects()
+    assert pruner.policy.num_suspects() == watch.ranking().num_suspects
     assert pruner.steps_done == pruner.total_steps() == 108
 
 

@@ -28,7 +28,6 @@ def forecast_dict(made: Forecast) -> dict[str, Any]:
         "pruned_epochs": sum(made.prunes),
         "clears_after": None if schedule is None else list(schedule.boundaries),
         "closed_form_pruned_epochs": made.closed_form,
-        "steps_at_once": made.steps_at_once,
         "skipped_share": made.skipped_share,
         "saving": None if made.savings is None else made.savings.saving,
         **savings,
@@ -121,9 +120,3 @@ def _totals(made: Forecast) -> Iterator[str]:
             f"predicted time: {savings.time:,.1f} s of {savings.time_full:,.1f} s, "
             f"{savings.saving:.2%} saved"
         )
-        if made.steps_at_once > 1:
-            who = "workers" if step == batch else f"groups of {step // batch} workers"
-            yield (
-                f"for {made.steps_at_once} {who} that compute at the same time, each a step in the "
-                f"time given, and wait for each other at the end of an epoch only"
-            )

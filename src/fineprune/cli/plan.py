@@ -38,10 +38,7 @@ def plan(
         int | None, typer.Option(help="The number of training samples [50000].")
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="The number of torchrun processes.")] = 1,
-    step_time: Annotated[
-        float | None,
-        typer.Option(help="The seconds per optimizer step; with async servers, of one worker."),
-    ] = None,
+    step_time: Annotated[float | None, typer.Option(help="The seconds per optimizer step.")] = None,
     overhead: Annotated[
         float, typer.Option(help="The seconds of bookkeeping per pruned epoch.")
     ] = 0.0,

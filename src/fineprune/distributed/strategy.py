@@ -193,6 +193,11 @@ class Strategy:
         return self.workers - self.backup if self.synchronous else 1
 
     @property
+    def dedicated_servers(self) -> int:
+        """The number of servers that have CPUs of their own."""
+        return self.servers if self.placement == "dedicated" else 0
+
+    @property
     def batches_per_update(self) -> int:
         """The number of workers' batches whose mean gradient makes one update, with servers."""
         return self.quorum * self.group if self.served else 1

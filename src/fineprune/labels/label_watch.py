@@ -203,34 +203,6 @@ class LabelWatch(Untraced):
         known = indices[scores > -torch.inf]
         return known[:most].tolist(), facts_of(ranking, self._class_names(names))
 
-    def scores(self) -> Tensor:
-        """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,).
-
-        Raises:
-            InputError: As for ``suspects``.
-        """
-        return self.ranking().scores.cpu()
-
-    def labels(self) -> Tensor:
-        """Return the label of each sample as it was recorded; int64, shape (N,), on the CPU.
-
-        Samples that were never recorded have the label -1.
-
-        Raises:
-            InputError: As for ``suspects``.
-        """
-        return self._usable().labels.long().cpu()
-
-    def num_suspects(self) -> int:
-        """Return how many samples at the head of ``suspects`` are suspects: those above 0.
-
-        This is the estimated number of wrong labels.
-
-        Raises:
-            InputError: As for ``suspects``.
-        """
-        return self.ranking().num_suspects
-
     def without_suspects(self) -> list[int]:
         """Return the samples that are no suspects, for a second training without the others::
 
@@ -243,26 +215,13 @@ class LabelWatch(Untraced):
         Raises:
             InputError: As for ``suspects``, or all samples are suspects.
         """
-        left = (self.scores() <= 0).nonzero()[:, 0].tolist()
+        left = (self.ranking().scores <= 0).nonzero()[:, 0].tolist()
         if not left:
             raise InputError(
                 f"expected samples without suspicion, got {self.num_samples} suspects: watch a "
                 f"longer training"
             )
         return left
-
-    def joint(self) -> Tensor:
-        """Estimate how many labels are wrong, for each pair of classes.
-
-        Returns:
-            For a label y and a class k, the number of samples that are labelled y and seem to
-            belong to class k: the suspects with this suggestion or, if y is k, the samples that are
-            no suspects; int64, shape (C, C), on the CPU.
-
-        Raises:
-            InputError: As for ``suspects``.
-        """
-        return self.ranking().joint.cpu()
 
     def facts(self, names: Names | None = None) -> list[str]:
         """Say in plain words what the evidence says, one sentence each.
@@ -322,7 +281,8 @@ class LabelWatch(Untraced):
         """
         if most is not None:
             most = check_whole_number("most", most, 0)
-        recorded = self.labels().numpy()
+        ranking = self.ranking()
+        recorded = ranking.labels.cpu().numpy()
         if names is None:
             names = classes_of(dataset, self.num_classes)
         classes = unambiguous(self._class_names(names))
@@ -342,7 +302,9 @@ class LabelWatch(Untraced):
         labels = completed_labels(recorded, self.num_classes, dataset)
         index = np.arange(self.num_samples)
         items = None if dataset is None else DatasetItems(dataset, recorded, show)
-        section = self.review(Samples(classes, labels, keys, index, items), most)
+        samples = Samples(classes, labels, keys, index, items)
+        with same_random_numbers():  # A page may be written in the middle of a training.
+            section = review_section(self._evidence, ranking, samples, most)
         if items is not None:
             items.warn()
         write_page(Path(path), review_document(section))
@@ -358,8 +320,7 @@ class LabelWatch(Untraced):
         Raises:
             InputError: As for ``suspects``.
         """
-        with same_random_numbers():  # A page may be written in the middle of a training.
-            return review_section(self._evidence, self.ranking(), samples, most, notes)
+        return review_section(self._evidence, self.ranking(), samples, most, notes)
 
     def _class_names(self, names: Names | None) -> list[str]:
         if names is None:

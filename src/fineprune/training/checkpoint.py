@@ -1,4 +1,8 @@
-"""Checkpoints, which are written atomically and loaded with ``weights_only=True``."""
+"""Checkpoints, and what a run's folder holds of an earlier start of the run.
+
+A run can be new, continue from a checkpoint, or be finished already. Checkpoints are written
+atomically and loaded with ``weights_only=True``.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +10,15 @@ from typing import Any
 import torch
 
 from fineprune.errors import InputError, explaining
+from fineprune.runs.files import COMPARISON, RECIPE, SCALING
+from fineprune.runs.folder import RunFolder
+from fineprune.runs.run import read_run
+from fineprune.runs.summary import Summary
+from fineprune.training.data import load_data
+from fineprune.training.recipe import Recipe, differences, read_written_recipe
 from fineprune.writing import replacing
 
-CHECKPOINT_VERSION = 3
+_VERSION = 4
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -17,7 +27,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     The state consists of types that load with ``weights_only=True``.
     """
     with replacing(path) as file:
-        torch.save({"version": CHECKPOINT_VERSION, **state}, file)
+        torch.save({"version": _VERSION, **state}, file)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -25,17 +35,69 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     # For damaged files, torch raises many types of exceptions.
     advice = ": restore the checkpoint, or train into a new folder"
     with explaining(f"expected a checkpoint in {path}, cannot read it", Exception, advice):
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    version = state.get("version") if isinstance(state, dict) else None
-    if version is None:
+        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise InputError(
-            f"expected a checkpoint in {path}, got a {type(state).__name__} that is not one: "
-            f"restore the checkpoint, or train into a new folder"
-        )
-    if version != CHECKPOINT_VERSION:
-        raise InputError(
-            f"expected a checkpoint of version {CHECKPOINT_VERSION} in {path}, got {version}: "
-            f"resume with the fineprune version that wrote it, or train into a new folder"
+            f"expected a checkpoint of this version of fineprune in {path}, got something else: "
+            f"resume with the version that wrote it, or train into a new folder"
         )
     checkpoint: dict[str, Any] = state
     return checkpoint
+
+
+def recipe_of(folder: RunFolder) -> Recipe | None:
+    """Return the recipe in a run's folder; None if the folder holds none."""
+    return read_written_recipe(folder.recipe) if folder.recipe.exists() else None
+
+
+def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary | None:
+    """Return the summary of a run that is finished already; None if it begins or continues.
+
+    With ``resume``, the folder may already hold a part of the run, or the finished run. Without a
+    checkpoint in the folder, the run begins anew. Nothing is changed.
+
+    Raises:
+        InputError: The folder holds something else, or a run of another recipe or on other data.
+    """
+    for file, kind in ((COMPARISON, "comparison"), (SCALING, "scaling experiment")):
+        if (folder.path / file).exists():
+            raise InputError(
+                f"expected a folder for one run, got {folder.path}, which holds a {kind}: give "
+                f"another --out"
+            )
+    files = folder.files()
+    if not files:
+        return None
+    if not resume:
+        # A single file may be the user's own recipe, which a run would replace.
+        go_on = ", or --resume to continue the run" if len(files) > 1 else ""
+        raise InputError(
+            f"expected a new folder for the run, got {folder.path}, which holds "
+            f"{', '.join(files)}: give another --out{go_on}"
+        )
+    previous = recipe_of(folder)
+    if previous is None:
+        raise InputError(
+            f"expected {RECIPE} in {folder.path}, which holds {', '.join(files)}, found none: "
+            f"train into a new folder"
+        )
+    changed = previous.differences(recipe)
+    # An arm may be left out. A history may end, but a later one would have a part of the epochs.
+    names = ["arm"] if recipe.run.arm is not None else []
+    names += ["history"] if recipe.run.history else []
+    own = [
+        {"run": {name: getattr(made.run, name) for name in names}} for made in (previous, recipe)
+    ]
+    changed += differences(*own)
+    if changed:
+        raise InputError(
+            f"expected a checkpoint of this recipe in {folder.path}, got one of another recipe "
+            f"({'; '.join(changed)}): resume with the settings in its {RECIPE}, or train into a "
+            f"new folder"
+        )
+    if not folder.summary.exists():
+        return None
+    finished = read_run(folder.path).summary
+    if recipe.data.labels or recipe.data.without or finished.left_out_sha256:
+        load_data(recipe, finished.digests, folder.path)
+    return finished

@@ -4,7 +4,9 @@ The annotations of the dataclass are the only description of its types and range
 checks. This module adds names, given values and remedies to its messages.
 """
 
+import dataclasses
 import difflib
+import json
 import math
 import re
 import types
@@ -21,6 +23,13 @@ Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+
+# What the user's own code, named as ``module:attribute``, is called as a choice.
+OWN = "user-defined"
+
+# The settings that only some choices of another setting have, each with its name, and with its
+# default by these choices.
+OnlyWith = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 _Section = TypeVar("_Section")
 
@@ -68,6 +77,32 @@ def converted(section: str, kind: type[_Section], values: Mapping[str, Any]) -> 
         if isinstance(error.__cause__, InputError):  # One of the dataclass's own checks.
             raise error.__cause__ from None
         raise _explained(section, hints, given, str(error)) from None
+
+
+def complete(section: str, settings: Any, only_with: OnlyWith) -> None:
+    """Set the defaults of settings that only some choices have, and refuse them with others.
+
+    Args:
+        section: The name of the section, for messages.
+        settings: The section as a dataclass, which is frozen for its users.
+        only_with: The settings.
+
+    Raises:
+        InputError: A setting is given that would be ignored.
+    """
+    unset = {field.name: field.default for field in dataclasses.fields(settings)}
+    for name, (other, defaults) in only_with.items():
+        value, choice = getattr(settings, name), getattr(settings, other)
+        if (OWN if ":" in choice else choice) in defaults:
+            if value is None:
+                default = defaults[OWN if ":" in choice else choice]
+                object.__setattr__(settings, name, default)
+        elif value != unset[name] and value != []:  # An empty list of TOML is an empty tuple.
+            none = "none" if unset[name] is None else json.dumps(unset[name])
+            raise InputError(
+                f"expected {section}.{name} with {section}.{other} = {' or '.join(defaults)} only, "
+                f"got {json.dumps(value)} with {choice!r}: set {section}.{name} = {none}"
+            )
 
 
 def check_known(what: str, given: str, known: Iterable[str]) -> None:

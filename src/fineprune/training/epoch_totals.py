@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import RankGroup
+from fineprune.pruning.pruner import Pruner
+from fineprune.training.learning_rate import rate_at
+from fineprune.training.recipe import Recipe
 from fineprune.training.sample_history import SampleHistory
 
 # The loss is noted in so many parts of an epoch.
@@ -121,6 +124,42 @@ class EpochTotals:
     def of_all_ranks(self, number: int, ranks: RankGroup) -> int:
         """Return the sum of a number over all ranks. A collective."""
         return self._of_all_ranks([number], ranks)[0]
+
+    def metrics(
+        self, recipe: Recipe, pruner: Pruner, ranks: RankGroup, epoch: int, loss: float | None
+    ) -> dict[str, Any]:
+        """Return the line of ``metrics.jsonl``, with no evaluation yet. Every rank must call it.
+
+        If the policy weights the losses, ``mean_weight`` is the mean over the kept samples. With
+        image files, ``broken`` is the number of samples that replaced one whose file is broken.
+        ``loss`` is the mean loss in nats; None without a trained sample.
+        """
+        plan, number = pruner.plan, pruner.num_samples
+        kept = plan.kept
+        metrics: dict[str, Any] = {
+            "epoch": epoch,
+            "lr": rate_at(recipe.training, epoch + max(self.planned - 1, 0) / max(self.planned, 1)),
+            "pruned": len(kept) < number,
+            "samples": self.of_all_ranks(self.samples, ranks),
+            "skipped": number - len(kept),
+            "steps": self.steps_so_far(recipe.accumulation),
+            "train_loss": loss,
+            "nonfinite": pruner.nonfinite,
+            "seconds": self.seconds,
+            "bookkeeping_seconds": self.bookkeeping_seconds,
+            "evaluate_seconds": 0.0,
+        }
+        names = [
+            f"{kind}_{what}" for kind in ("test", "validation") for what in ("loss", "accuracy")
+        ]
+        metrics |= dict.fromkeys(names)
+        if plan.weights is not None:
+            metrics["mean_weight"] = plan.weights[kept].double().mean().item()
+        if self.broken is not None:
+            metrics["broken"] = self.of_all_ranks(self.broken, ranks)
+        if self.distributed:
+            metrics["distributed"] = self.distributed
+        return metrics
 
     def _of_all_ranks(self, numbers: list[int], ranks: RankGroup) -> list[int]:
         added: list[int] = ranks.sum(torch.tensor(numbers, device=self.loss_sum.device)).tolist()

@@ -1,7 +1,6 @@
 """What a recipe will train and cost, as far as this is known before the training."""
 
 import dataclasses
-import math
 import warnings
 from dataclasses import dataclass
 
@@ -36,8 +35,6 @@ class Forecast:
             which no sample is suspected.
         batch_size: The number of samples per batch, on each rank or worker.
         samples_per_step: The number of samples of an optimizer step, over all ranks and workers.
-        steps_at_once: The number of optimizer steps that are computed at the same time: the groups
-            of workers that do not wait for each other; else 1.
         savings: The predicted cost; None for the control ``matched``, whose numbers of samples are
             those of a finished run.
     """
@@ -47,7 +44,6 @@ class Forecast:
     kept: list[int]
     batch_size: int
     samples_per_step: int
-    steps_at_once: int
     savings: Savings | None
 
     @property
@@ -87,17 +83,29 @@ def forecast(
     """Return what a recipe will train.
 
     Args:
+        recipe: The recipe.
+        num_samples: The number of training samples, N.
         ranks: The number of processes that ``torchrun`` starts; 1 with parameter servers.
-        step_time: The time per optimizer step in seconds (the paper's T), which is that of one
-            worker with asynchronous parameter servers; None if it is not known.
+        step_time: The time per optimizer step in seconds (the paper's T); None if it is not known.
         overhead: The bookkeeping time per pruned epoch in seconds (the paper's t0).
+
+    Raises:
+        InputError: The recipe skips nothing, its cost depends on the losses or on the user's code,
+            or a time is given for workers that compute steps at the same time.
     """
+    strategy = recipe.distributed
     if recipe.pruning.own:
         raise InputError(
             f"expected a policy of fineprune, got {recipe.pruning.policy!r}, whose code planning "
             f"does not run: use fineprune.predict_savings"
         )
-    policy = _bound(recipe, num_samples, ranks).policy
+    if step_time is not None and strategy.served and not strategy.synchronous:
+        raise InputError(
+            f"expected no --step-time with distributed.strategy = {strategy.strategy!r}, whose "
+            f"workers compute steps at the same time: use fineprune scale --predict"
+        )
+    counts = _bound(recipe, num_samples, ranks)
+    policy = counts.policy
     if isinstance(policy, FullData):
         raise InputError(
             f"expected a policy with a schedule, got policy = {recipe.pruning.policy!r}: "
@@ -105,50 +113,40 @@ def forecast(
         )
     savings = None
     if not isinstance(policy, Matched):
-        if not cost_is_known(recipe, num_samples):
+        if counts.known_steps() is None:
             advice = "set pruning.save" if takes_save(policy.name) else "a run's metrics show them"
             raise InputError(
                 f"expected a policy whose number of samples per epoch is known before the "
                 f"training, got policy = {policy.name!r}, whose number depends on the losses: "
                 f"{advice}"
             )
-        savings = predict_savings(
-            recipe.policy(),
-            num_samples,
-            **dataclasses.asdict(_shape(recipe, ranks)),
-            step_time=step_time,
-            overhead=overhead,
-        )
-    # It steps through the epochs with a policy of its own.
-    counts = _bound(recipe, num_samples, ranks)
-    kept = planned_numbers(counts)
-    samples_per_step = counts.shape.multiple
-    strategy = recipe.distributed
-    at_once = strategy.groups if strategy.served and not strategy.synchronous else 1
-    if savings is not None and step_time is not None and at_once > 1:
-        rounds, rounds_full = (
-            sum(math.ceil(number / (samples_per_step * at_once)) for number in numbers)
-            for numbers in (kept, [num_samples] * len(kept))
-        )
-        savings = dataclasses.replace(
-            savings,
-            time=rounds * step_time + savings.pruned_epochs * overhead,
-            time_full=rounds_full * step_time,
-        )
+        savings = predicted_cost(recipe, num_samples, ranks, step_time, overhead)
     return Forecast(
         policy=policy,
         num_samples=num_samples,
-        kept=kept,
+        # It steps through the epochs with a policy of its own.
+        kept=planned_numbers(_bound(recipe, num_samples, ranks)),
         batch_size=recipe.training.batch_size,
-        samples_per_step=samples_per_step,
-        steps_at_once=at_once,
+        samples_per_step=counts.shape.multiple,
         savings=savings,
     )
 
 
-def predicted_cost(recipe: Recipe, num_samples: int) -> Savings:
-    """Predict the cost of a recipe, and that of training on all data ([P] section 4.4)."""
-    return predict_savings(recipe.policy(), num_samples, **dataclasses.asdict(_shape(recipe, 1)))
+def predicted_cost(
+    recipe: Recipe,
+    num_samples: int,
+    ranks: int = 1,
+    step_time: float | None = None,
+    overhead: float = 0.0,
+) -> Savings:
+    """Predict the cost of a recipe, and that of training on all data ([P] section 4.4).
+
+    The arguments are those of ``forecast``.
+    """
+    shape = dataclasses.asdict(_shape(recipe, ranks))
+    return predict_savings(
+        recipe.policy(), num_samples, **shape, step_time=step_time, overhead=overhead
+    )
 
 
 def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
@@ -158,10 +156,9 @@ def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
 
 def check_rounds(recipe: Recipe, num_samples: int) -> None:
     """Raise InputError if rounding to whole steps leaves nothing to skip."""
-    counts = _bound(recipe, num_samples)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The training says how much the rounding costs.
-        counts.check_rounding()
+        _bound(recipe, num_samples).check_rounding()
 
 
 def saved_share(recipe: Recipe, num_samples: int) -> float:
@@ -178,25 +175,13 @@ def saved_share(recipe: Recipe, num_samples: int) -> float:
 def known_training_samples(recipe: Recipe) -> int:
     """Return the number of training samples of a recipe, without reading any data."""
     data = recipe.data
-    for name in ("labels", "without"):
-        given = getattr(data, name)
-        if given is not None:
-            raise InputError(
-                f"expected --samples with data.{name}, got none: give the number of training "
-                f"samples that {given} does not leave out"
-            )
-    if data.name == "images":
-        # Counting millions of files may take a minute, and they need not be on this machine.
-        raise InputError(
-            f"expected --samples with image files, {data.train}, got none: give the number of "
-            f"training images"
-        )
     total = _TRAINING_IMAGES.get(data.name, data.train_size)
-    if total is None:
-        # The data set would tell, but asking it would run the user's code, which planning does not.
+    unread = next((name for name in ("labels", "without") if getattr(data, name)), None)
+    if total is None or unread is not None or data.name == "images":
         raise InputError(
-            f"expected --samples with your own data, {data.name}, got none: give the number of "
-            f"training samples"
+            f"expected --samples with data.{unread or 'name'} = "
+            f"{getattr(data, unread or 'name')!r}, got none: give the number of training samples, "
+            f"which planning does not read"
         )
     if data.validation >= total:
         raise InputError(
@@ -207,12 +192,8 @@ def known_training_samples(recipe: Recipe) -> int:
 
 
 def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> StepCounts:
-    """Return the counts of a recipe, whose policy is bound to the samples and the steps.
-
-    What rounding to whole steps costs is not checked; ``predicted_cost`` does this.
-    """
-    counts = StepCounts(recipe.policy(), num_samples, _shape(recipe, ranks))
-    return counts
+    """Return the counts of a recipe, whose policy is bound to the samples and the steps."""
+    return StepCounts(recipe.policy(), num_samples, _shape(recipe, ranks))
 
 
 def _shape(recipe: Recipe, ranks: int) -> BatchShape:

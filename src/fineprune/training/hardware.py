@@ -13,12 +13,6 @@ from fineprune.runs.summary import Hardware
 from fineprune.training.own_code import check_code, code_digest
 from fineprune.training.recipe import Recipe
 
-# Compiling LeNet took 18 s on an H100, in which it trains some 6,000 steps without.
-_STEPS_WORTH_COMPILING = 5_000
-
-# Each loader process needs some 200 MB. More of them than cores pay off if files are far away.
-_MOST_WORKERS, _WORKERS_PER_CORE = 64, 4
-
 
 def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) -> Recipe:
     """Return the recipe with every "auto" setting resolved, as it is written to the run's folder.
@@ -29,47 +23,37 @@ def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) 
             resolved to are used again, even if the run continues on another machine.
         sharing: The number of runs that share this machine's cores.
     """
-    run = recipe.run
+    run, served = recipe.run, recipe.distributed.served
+    device, precision, compilation = run.device, run.precision, run.compile
+    threads, arm, rate_factor, code = run.threads, run.arm, run.rate_factor, run.code
     if frozen is not None:
         previous = frozen.run
-        recipe = recipe.replaced(
-            "run",
-            device=previous.device if run.device == "auto" else run.device,
-            precision=previous.precision if run.precision == "auto" else run.precision,
-            compile=previous.compile if run.compile == "auto" else run.compile,
-            threads=run.threads or previous.threads,
-            arm=run.arm or previous.arm,
-            rate_factor=previous.rate_factor,
-            code=previous.code,
-        )
-        run = recipe.run
-    if frozen is not None or run.code is not None:
-        check_code(recipe, run.code)
-    most = max(_MOST_WORKERS, _WORKERS_PER_CORE * available_cores())
-    if recipe.data.workers > most:
-        raise InputError(
-            f"expected data.workers of at most {most} on this machine, got {recipe.data.workers}: "
-            f"set about as many as there are cores"
-        )
-    device = run.device
+        device = previous.device if device == "auto" else device
+        precision = previous.precision if precision == "auto" else precision
+        compilation = previous.compile if compilation == "auto" else compilation
+        threads, arm = threads or previous.threads, arm or previous.arm
+        rate_factor, code = previous.rate_factor, previous.code
+    if frozen is not None or code is not None:
+        check_code(recipe, code)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     _check_device(device)
-    precision = run.precision
     if precision == "auto":
         precision = "bfloat16" if _has_fast_bfloat16(device) else "float32"
-    served = recipe.distributed.served
-    compilation = run.compile
     if compilation == "auto":
-        compilation = "on" if _benefits_from_compilation(device, recipe) and not served else "off"
+        # On a GPU, kernel launches limit the speed of small networks, and CUDA graphs replay many
+        # as one. The kernels are generated with Triton. On CPUs, the gain was within the noise.
+        compiles = device.startswith("cuda") and importlib.util.find_spec("triton") is not None
+        compilation = "on" if compiles and not served else "off"
     processes = sharing * (recipe.distributed.workers if served else launched().local_size)
-    threads = run.threads or max(1, available_cores() // processes)
     return recipe.replaced(
         "run",
         device=device,
         precision=precision,
         compile=compilation,
-        threads=threads,
+        threads=threads or max(1, available_cores() // processes),
+        arm=arm,
+        rate_factor=rate_factor,
         code=code_digest(recipe),
     )
 
@@ -113,19 +97,6 @@ def _has_fast_bfloat16(device: str) -> bool:
         return torch.cuda.get_device_capability(device)[0] >= 8
     # On a CPU, bfloat16 is faster than float32 only if the CPU has matrix units for it (AMX).
     return device == "cpu" and "amx_bf16" in _cpuinfo("flags").split()
-
-
-def _benefits_from_compilation(device: str, recipe: Recipe) -> bool:
-    # On a GPU, the speed of small networks is limited by kernel launches, and CUDA graphs replay
-    # many launches as one. The compiler generates the kernels with Triton. On CPUs, compilation
-    # takes half a minute, and the measured gain was within the noise.
-    if not device.startswith("cuda") or importlib.util.find_spec("triton") is None:
-        return False
-    samples = recipe.data.train_size
-    if samples is None:  # All samples of a data set that is not loaded yet.
-        return True
-    training = recipe.training
-    return training.epochs * samples >= _STEPS_WORTH_COMPILING * training.batch_size
 
 
 def _cpuinfo(key: str) -> str:

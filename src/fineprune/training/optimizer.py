@@ -58,12 +58,11 @@ def _build(
 ) -> torch.optim.Optimizer:
     # They are None for the optimizers that have none.
     momentum, decay = settings.momentum or 0.0, settings.decay or 0.0
+    epsilon = settings.epsilon or (1.0 if settings.optimizer == "rmsprop-tf" else 1e-8)
     shared: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "rmsprop-tf":
-        epsilon = 1.0 if settings.epsilon is None else settings.epsilon
         return RMSPropTF(parameters, decay=decay, epsilon=epsilon, momentum=momentum, **shared)
     if settings.optimizer == "rmsprop":
-        epsilon = 1e-8 if settings.epsilon is None else settings.epsilon
         if device == "cuda":
             # All other forms of torch's RMSprop copy a learning rate on the GPU to the host.
             shared |= {"capturable": True, "foreach": True}

@@ -1,4 +1,4 @@
-"""The policies that a recipe can name. Their signatures say what ``[pruning]`` may contain.
+"""The pruning section of a recipe: a policy, whose signature says what the section may contain.
 
 A user's own policy is named as ``module:Class``.
 """
@@ -9,14 +9,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
-from fineprune.errors import InputError
-from fineprune.importing import call_attribute
+from fineprune.errors import InputError, check_one_of
+from fineprune.importing import call_attribute, check_import_name
 from fineprune.pruning.policies.fine_pruning import start_and_prune
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.registry import POLICIES
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.schedule import Schedule
-from fineprune.training.convert import converted
+from fineprune.training.convert import check_plain, converted
 
 POLICY_NAMES = tuple(POLICIES)
 
@@ -40,12 +40,81 @@ def takes_save(name: str) -> bool:
     return name in POLICIES and "save" in inspect.signature(POLICIES[name]).parameters
 
 
-def complete_arguments(policy: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a policy with the defaults of its signature, and check their types.
+@dataclasses.dataclass(frozen=True)
+class PruningSettings:
+    """Which samples are skipped, and in which epochs (Algorithms 1 and 2 of Li et al., NPC 2018).
 
-    Args:
-        policy: The name of a policy of fineprune.
-        values: The keys of the pruning section, without ``policy``.
+    In TOML, the arguments stand beside the policy. They are those of its constructor. A policy with
+    a schedule has those of ``Schedule`` too: either all windows have the same length (``window``,
+    with ``start`` in epochs), or they are made from the learning rate's milestones
+    (``windows_per_interval``, with ``start`` as a fraction of each window).
+
+    Attributes:
+        policy: The policy: ``full``, another name out of ``POLICY_NAMES``, or ``module:Class``, a
+            user-defined policy, which is called with the number of epochs and the arguments.
+        arguments: The arguments: numbers, texts, booleans, and lists and tables of them.
+    """
+
+    policy: str = "full"
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.own:
+            check_import_name("pruning.policy", self.policy)
+            check_plain("pruning", self.arguments)
+        else:
+            check_one_of("pruning.policy", self.policy, POLICY_NAMES)
+            complete = _complete_arguments(self.policy, self.arguments)
+            object.__setattr__(self, "arguments", complete)  # It is frozen for its users.
+
+    @property
+    def own(self) -> bool:
+        """Whether the policy is the user's own. Making it runs the user's code."""
+        return ":" in self.policy
+
+    def section(self) -> dict[str, Any]:
+        """Return the section as in TOML."""
+        return {"policy": self.policy, **self.arguments}
+
+    def replaced(self, **values: Any) -> "PruningSettings":
+        """Return a copy with some arguments replaced, or with another policy.
+
+        Another policy keeps only what says how much is skipped; see ``with_policy``.
+        """
+        return pruning_settings(with_policy(self.section(), values))
+
+
+def pruning_settings(section: Mapping[str, Any]) -> PruningSettings:
+    """Return the settings of a section as in TOML. None stands for a setting that is unset."""
+    values = {key: value for key, value in section.items() if value is not None}
+    policy = values.pop("policy", "full")
+    if not isinstance(policy, str):
+        raise InputError(f"expected pruning.policy to be a text, got {policy!r}")
+    return PruningSettings(policy, values)
+
+
+def with_policy(section: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section with some values replaced, of which ``policy`` may be one.
+
+    When another policy takes the place of the recipe's, the arguments stay that say how much is
+    skipped: the schedule with ``prune``, or ``save``. All others belong to one policy, even if
+    another has an argument of the same name.
+    """
+    before = {"policy": "full", **section}
+    policy = before.pop("policy")
+    other = values.get("policy", policy)
+    kept = set(before)
+    if other != policy:
+        kept = set()
+        if all(isinstance(name, str) and follows_schedule(name) for name in (policy, other)):
+            kept = {"prune", *(key for make in _SCHEDULES.values() for key in _arguments(make))}
+        elif all(isinstance(name, str) and takes_save(name) for name in (policy, other)):
+            kept = {"save"}
+    return {key: before[key] for key in before if key in kept} | {**values, "policy": other}
+
+
+def _complete_arguments(policy: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a policy with the defaults of its signature, and check their types.
 
     Raises:
         InputError: The policy has no such argument, one has a wrong type, or one is missing.
@@ -60,8 +129,7 @@ def complete_arguments(policy: str, values: Mapping[str, Any]) -> dict[str, Any]
                 f"them"
             )
         schedule = chosen[0]
-        other = next(name for name in _SCHEDULES if name != schedule)
-        values = {key: value for key, value in values.items() if key != other}
+        values = {k: v for k, v in values.items() if k == schedule or k not in _SCHEDULES}
     try:
         made = converted("pruning", _section_of(policy, schedule), values)
     except InputError as error:
@@ -72,37 +140,36 @@ def complete_arguments(policy: str, values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def make_policy(
-    name: str,
-    arguments: Mapping[str, Any],
+    settings: PruningSettings,
     *,
     epochs: int,
     milestones: Sequence[int],
     rates: Callable[[float], float],
 ) -> Policy:
-    """Make a policy of fineprune.
+    """Make the policy that a pruning section describes; the user's own runs the user's code.
 
     Args:
-        name: The name of the policy.
-        arguments: What ``complete_arguments`` returned.
+        settings: The section.
         epochs: The number of epochs.
         milestones: The epochs, counted from 1, after which the learning rate falls.
         rates: The learning rate as a function of the progress in epochs.
     """
-    values = dict(arguments)
-    if follows_schedule(name):
+    if settings.own:
+        return _own_policy(settings.policy, epochs, settings.arguments)
+    made, values = POLICIES[settings.policy], dict(settings.arguments)
+    if follows_schedule(settings.policy):
         kind = "window" if "window" in values else "windows_per_interval"
         names = [key for key in _arguments(_SCHEDULES[kind]) if key in values]
         of_schedule = {key: values.pop(key) for key in names}
         if kind == "windows_per_interval":
             of_schedule["milestones"] = [m for m in milestones if m < epochs]
         values["schedule"] = _SCHEDULES[kind](epochs=epochs, **of_schedule)
-    made = {"epochs": epochs, "rates": rates}
-    takes = inspect.signature(POLICIES[name]).parameters
-    values |= {key: value for key, value in made.items() if key in takes}
-    return POLICIES[name](**values)
+    takes = inspect.signature(made).parameters
+    given: dict[str, Any] = {"epochs": epochs, "rates": rates}
+    return made(**values, **{key: value for key, value in given.items() if key in takes})
 
 
-def own_policy(name: str, epochs: int, arguments: Mapping[str, Any]) -> Policy:
+def _own_policy(name: str, epochs: int, arguments: Mapping[str, Any]) -> Policy:
     """Import a class and make a policy of it. An exception in the class is passed on unchanged.
 
     The class (or a function that returns a policy) gets the number of epochs and the arguments.
@@ -118,22 +185,6 @@ def own_policy(name: str, epochs: int, arguments: Mapping[str, Any]) -> Policy:
             f"property epochs return the first argument"
         )
     return policy
-
-
-def carried_over(policy: str, arguments: Mapping[str, Any], other: str) -> dict[str, Any]:
-    """Return the arguments that stay when another policy takes the place of a recipe's.
-
-    These say how much is skipped: the schedule with ``prune``, or ``save``. All others belong to
-    one policy, even if another has an argument of the same name.
-    """
-    if policy == other:
-        return dict(arguments)
-    names: set[str] = set()
-    if follows_schedule(policy) and follows_schedule(other):
-        names = {"prune", *(key for make in _SCHEDULES.values() for key in _arguments(make))}
-    elif takes_save(policy) and takes_save(other):
-        names = {"save"}
-    return {key: value for key, value in arguments.items() if key in names}
 
 
 def schedule_for_saving(epochs: int, milestones: Sequence[int], save: float) -> dict[str, Any]:

@@ -22,15 +22,18 @@ from fineprune.pruning.schedule import Schedule
 from fineprune.training.convert import check_known, converted
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.packaged_recipes import nearest_name, recipe_file
-from fineprune.training.policies import make_policy, own_policy
+from fineprune.training.policies import (
+    PruningSettings,
+    make_policy,
+    pruning_settings,
+    with_policy,
+)
 from fineprune.training.settings import (
     DataSettings,
     NetworkSettings,
-    PruningSettings,
     RunSettings,
     TrainingSettings,
 )
-from fineprune.training.settings.pruning import pruning_settings, with_policy
 
 Sections = Mapping[str, Mapping[str, Any]]
 
@@ -40,11 +43,7 @@ Sections = Mapping[str, Mapping[str, Any]]
 _PLACES = {
     "data": ("dir", "download", "train", "test", "without", "workers", "broken_limit"),
     "network": ("weights",),
-    "distributed": (
-        "placement",
-        "silence_seconds",
-        "snapshot_every",
-    ),
+    "distributed": ("placement", "silence_seconds", "snapshot_every"),
 }
 
 _WITH_MOMENTUM = ("sgd", "rmsprop", "rmsprop-tf")
@@ -67,8 +66,11 @@ class Recipe:
         # A section may have been made directly, without the checks of its annotations.
         for name, kind in _KINDS.items():
             converted(name, kind, vars(getattr(self, name)))
-        if not self.pruning.own:  # Only training runs the user's code.
-            self._complete_pruning(self.policy())
+        # What a policy sets by itself is added, so that the recipe is complete. Only training runs
+        # the user's code.
+        if not self.pruning.own and (prune := getattr(self.policy(), "prune", None)):
+            complete = pruning_settings({"prune": prune, **self.pruning.section()})
+            object.__setattr__(self, "pruning", complete)  # It is frozen for users.
         if self.distributed.served:
             self._check_served()
         if self.distributed.simulate and self.training.ema is not None:
@@ -81,12 +83,6 @@ class Recipe:
     def accumulation(self) -> int:
         """The number of a process's batches whose mean gradient makes one optimizer step."""
         return self.training.accumulation * self.distributed.simulated_batches
-
-    def _complete_pruning(self, policy: Policy) -> None:
-        """Add what a policy sets by itself, so that the recipe is complete."""
-        prune = getattr(policy, "prune", None)
-        section = {**({"prune": prune} if prune else {}), **self.pruning.section()}
-        object.__setattr__(self, "pruning", pruning_settings(section))  # It is frozen for users.
 
     @property
     def stale_momentum(self) -> str | None:
@@ -130,15 +126,11 @@ class Recipe:
 
         If it is the user's own, this runs the user's code.
         """
-        pruning, training = self.pruning, self.training
-        if pruning.own:
-            return own_policy(pruning.policy, training.epochs, pruning.arguments)
         return make_policy(
-            pruning.policy,
-            pruning.arguments,
-            epochs=training.epochs,
-            milestones=training.milestones,
-            rates=functools.partial(rate_at, training),
+            self.pruning,
+            epochs=self.training.epochs,
+            milestones=self.training.milestones,
+            rates=functools.partial(rate_at, self.training),
         )
 
     def schedule(self) -> Schedule | None:
@@ -171,8 +163,16 @@ class Recipe:
         return tomli_w.dumps(self.as_dict())
 
     def method(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that have an effect on what is learned; see ``method_of``."""
-        return method_of(self.as_dict())
+        """Return the settings that have an effect on what is learned.
+
+        This is the definition of what may differ between runs. The other settings may change when a
+        run is resumed, between the runs of a comparison, and between runs that a report compares.
+        """
+        method = {
+            section: {k: v for k, v in values.items() if k not in _PLACES.get(section, ())}
+            for section, values in self.as_dict().items()
+        }
+        return {**method, "run": {"seed": self.run.seed}}
 
     def differences(self, other: "Recipe") -> list[str]:
         """Return one phrase for each setting of ``method()`` in which two recipes differ."""
@@ -211,21 +211,6 @@ _KINDS: dict[str, type[Any]] = {
     "distributed": Strategy,
     "run": RunSettings,
 }
-
-
-def method_of(sections: Sections) -> dict[str, dict[str, Any]]:
-    """Return the settings of a recipe that have an effect on what is learned.
-
-    This is the definition of what may differ between runs. The other settings may change when a run
-    is resumed, between the runs of a comparison, and between runs that a report compares. The
-    sections are without the settings that are None.
-    """
-    method = {
-        section: {k: v for k, v in values.items() if k not in _PLACES.get(section, ())}
-        for section, values in sections.items()
-    }
-    method["run"] = {k: v for k, v in sections.get("run", {}).items() if k == "seed"}
-    return method
 
 
 def differences(one: Sections, other: Sections) -> list[str]:

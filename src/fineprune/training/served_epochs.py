@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fineprune.distributed.parameter_servers.epoch import EpochResult
+from fineprune.distributed.parameter_servers.epoch import Epoch
 from fineprune.distributed.parameter_servers.start import RayLost, parameter_servers
 from fineprune.errors import check_installed
 from fineprune.launcher import check_not_launched
@@ -152,7 +152,7 @@ class ServedEpochs:
         """Do nothing: the servers began with their state."""
 
 
-def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
+def _report(result: Epoch, before: dict[str, Any]) -> dict[str, Any]:
     """Return the ``distributed`` entry of an epoch's metrics.
 
     ``seconds`` are sums over all processes; ``workers`` and ``servers`` have those of each process.

@@ -29,10 +29,14 @@ from fineprune.runs.folder import RunFolder
 from fineprune.runs.history import pack_epoch
 from fineprune.runs.lock import only_writer
 from fineprune.runs.summary import Summary, write_summary
-from fineprune.training.checkpoint import save_checkpoint
+from fineprune.training.checkpoint import (
+    finished_summary,
+    load_checkpoint,
+    recipe_of,
+    save_checkpoint,
+)
 from fineprune.training.data import load_data
 from fineprune.training.detection import detection
-from fineprune.training.epoch_metrics import epoch_metrics
 from fineprune.training.epoch_totals import PARTS, EpochTotals
 from fineprune.training.evaluate import Evaluation, evaluate
 from fineprune.training.evidence import write_evidence
@@ -42,7 +46,6 @@ from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.random_state import random_state, seeded, set_random_state
 from fineprune.training.recipe import Recipe
-from fineprune.training.resume import checkpoint_of, finished_summary, recipe_of
 from fineprune.training.sample_history import SampleHistory
 from fineprune.training.served_epochs import ServedEpochs, check_can_serve
 from fineprune.training.stop import StopRequest, stop_requests
@@ -104,7 +107,7 @@ def train(
         if finished is not None:
             return finished
         with stop.at_once("before the first epoch"):  # Loading data may take minutes.
-            saved = checkpoint_of(files, recipe) if begun else None
+            saved = load_checkpoint(files.checkpoint) if begun else None
             trainer = Trainer(recipe, files, ranks, saved)
         with trainer.epochs.running(stop):
             trainer.train(stop, saved, on_epoch)
@@ -250,7 +253,6 @@ class Trainer:
             self.pruner.synchronize()
         so_far = None if totals is None else totals.state_dict(self.ranks)
         saved = {
-            "recipe": self.recipe.method(),
             "digests": self.digests,
             "model": self.model.state_dict(),
             "pruner": self.pruner.state_dict(),
@@ -331,7 +333,7 @@ class Trainer:
             pruner.end_epoch()
         totals.stop_clock()
         self.epochs.load_into_model(totals)
-        metrics = epoch_metrics(recipe, pruner, totals, ranks, epoch, loss)
+        metrics = totals.metrics(recipe, pruner, ranks, epoch, loss)
         metrics["losses"] = losses
         with ranks.wait_for_main(f"epoch {epoch}"):
             if ranks.main:

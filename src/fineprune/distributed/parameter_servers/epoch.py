@@ -1,20 +1,26 @@
-"""The epoch in progress: its updates so far, and what it reports in the end."""
+"""The epoch in progress: which batches are queued, leased or applied, and what it reports."""
 
-from collections import Counter
+import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fineprune.distributed.parameter_servers.batches import Batches, BatchKey
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 
 Array = npt.NDArray[Any]
+
+
+class BatchKey(NamedTuple):
+    """The epoch and the batch of a gradient, both from 0. They identify it on every worker."""
+
+    epoch: int
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,8 @@ class WorkerTotals:
         samples: The number of its samples in the updates.
         staleness: The staleness of each update with a gradient of its group.
         seconds: The duration of each phase: data (the wait for a batch that is being loaded),
-            compute, group reduce (on CPUs, the part that does not overlap with the backward pass),
-            pull (the copy of the parameters into the model) and wait (the time between two steps,
-            in which the gradient and the parameters are on their way).
+            compute, group reduce, pull (the copy of the parameters into the model) and wait (the
+            time between two steps, in which the gradient and the parameters are on their way).
     """
 
     samples: int = 0
@@ -59,18 +64,37 @@ class WorkerTotals:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass
-class EpochResult:
-    """The result of an epoch, or of the part of it that was trained before a stop.
+class Stepped(NamedTuple):
+    """What a worker found out about a batch, or its part of it.
 
     Attributes:
-        updates: The updates, in the order of their first batches. Record the indices and losses of
-            each update as one batch, in this order. With ``sync`` and no backup workers, the order
-            does not depend on the speed of the workers.
-        applied: The number of applied batches, including those before the epoch was resumed. They
-            are exactly the first batches of the epoch.
-        finished: Whether these are all batches of the epoch.
-        staleness: The staleness of each update, in the order in which they were applied.
+        losses: The loss of each sample, float32, shape (B,).
+        watched: What the replica returned besides, by names, one row per sample.
+        seconds: The duration of each phase, in seconds.
+    """
+
+    losses: Array
+    watched: dict[str, Array]
+    seconds: dict[str, float]
+
+
+class Epoch:
+    """The batches of an epoch, each of which is applied once, and what it reports in the end.
+
+    A batch is queued, then leased to a group of workers, then applied. It is queued again if the
+    group dies, if an update is made without it, or if the update is undone.
+
+    Args:
+        number, batches, rate, weights, applied, stop: As for ``Training.run_epoch``.
+        strategy: The strategy, which says how many workers and servers there are.
+
+    Attributes:
+        number: The number of the epoch.
+        batches: The indices of each batch's samples, int64, shape (B,).
+        rate: See ``Training.run_epoch``.
+        end: The end of the range of batches that will be applied; a stop lowers it.
+        leased: The group that computes each leased batch.
+        by_version: The update that made each version of the parameters.
         dropped: The number of gradients that were discarded because they came too late.
         undone: The number of updates that were undone because a server died.
         workers: What each worker did, by rank.
@@ -79,51 +103,9 @@ class EpochResult:
         snapshot_seconds: The time after the last update in which the servers' state was saved.
     """
 
-    updates: list[AppliedUpdate] = field(default_factory=list)
-    applied: int = 0
-    finished: bool = False
-    staleness: list[int] = field(default_factory=list)
-    dropped: int = 0
-    undone: int = 0
-    workers: list[WorkerTotals] = field(default_factory=list)
-    servers: list[dict[str, float]] = field(default_factory=list)
-    snapshot_seconds: float = 0.0
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """The durations of the phases, summed over all processes."""
-        total: Counter[str] = Counter()
-        for seconds in (*(worker.seconds for worker in self.workers), *self.servers):
-            total.update(seconds)
-        return dict(total)
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A gradient that a group computed: the losses, and what the replicas returned besides."""
-
-    group: int
-    losses: Array
-    watched: dict[str, Array]
-
-
-class Epoch:
-    """The epoch in progress.
-
-    Args:
-        epoch, batches, rate, weights, applied, stop: As for ``Training.run_epoch``.
-        strategy: The strategy, which says how many workers and servers there are.
-
-    Attributes:
-        number: The number of the epoch.
-        batches: The state of each batch.
-        result: The counts so far; ``finish`` adds everything else.
-        rate: See ``Training.run_epoch``.
-    """
-
     def __init__(
         self,
-        epoch: int,
+        number: int,
         batches: Sequence[Tensor],
         rate: Callable[[int], float],
         strategy: Strategy,
@@ -131,63 +113,150 @@ class Epoch:
         applied: int = 0,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.number = epoch
-        self.batches = Batches(len(batches), applied)
-        self._indices = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
-        if not all(len(batch) for batch in self._indices[applied:]):
+        if not 0 <= applied <= len(batches):
+            raise InputError(f"expected 0 to {len(batches)} applied batches, got {applied}")
+        self.batches = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
+        if not all(len(batch) for batch in self.batches[applied:]):
             raise InputError("expected batches of at least one sample, got an empty one")
         self._weights = None if weights is None else weights.numpy()
-        self._group_size = strategy.group
-        self._stop = stop
-        self._stopping = False
-        self._updates: dict[int, AppliedUpdate] = {}
-        self.rate = rate
-        self.result = EpochResult(
-            workers=[WorkerTotals() for _ in range(strategy.workers)],
-            servers=[{} for _ in range(strategy.servers)],
-        )
+        self._strategy, self._stop, self._first = strategy, stop, applied
+        self._queue = list(range(applied, len(batches)))  # sorted
+        self._announced: dict[int, int] = {}  # the queued batch that each group probably gets next
+        self._stopped = False
+        self.number, self.rate, self.end = number, rate, len(batches)
+        self.leased: dict[int, int] = {}
+        self.by_version: dict[int, AppliedUpdate] = {}
+        self.dropped = self.undone = 0
+        self.workers = [WorkerTotals() for _ in range(strategy.workers)]
+        self.servers: list[dict[str, float]] = [{} for _ in range(strategy.servers)]
+        self.snapshot_seconds = 0.0
 
-    def indices(self, batch: int) -> Array:
-        """Return the indices of a batch's samples, int64, shape (B,)."""
-        return self._indices[batch]
-
-    def weights(self, batch: int) -> Array | None:
-        """Return the weights of a batch's losses, float32, shape (B,); None if they are equal."""
-        return None if self._weights is None else self._weights[self._indices[batch]]
+    def weights(self, indices: Array) -> Array | None:
+        """Return the weights of samples' losses, float32, shape (B,); None if they are equal."""
+        return None if self._weights is None else self._weights[indices]
 
     @property
-    def updates(self) -> int:
-        """The number of updates so far."""
-        return len(self._updates)
+    def applied(self) -> int:
+        """The number of applied batches, including those before the epoch was resumed.
+
+        They are exactly the first batches of the epoch when it has ended or stopped.
+        """
+        return len(self.batches) - len(self._queue) - len(self.leased)
 
     @property
-    def stopping(self) -> bool:
-        """Whether to stop the epoch early. After the first True, it is always True."""
-        self._stopping = self._stopping or self._stop()
-        return self._stopping
+    def remaining(self) -> int:
+        """The number of batches before ``end`` that are not applied."""
+        return self.end - self.applied
+
+    @property
+    def finished(self) -> bool:
+        """Whether all batches of the epoch are applied."""
+        return self.applied == len(self.batches)
+
+    @property
+    def updates(self) -> list[AppliedUpdate]:
+        """The updates, in the order of their first batches.
+
+        Record the indices and losses of each update as one batch, in this order. With ``sync`` and
+        no backup workers, it does not depend on the speed of the workers.
+        """
+        return sorted(self.by_version.values(), key=lambda update: update.keys[0])
+
+    @property
+    def staleness(self) -> list[int]:
+        """The staleness of each update, in the order in which they were applied."""
+        return [update.staleness for _, update in sorted(self.by_version.items())]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The durations of the phases, summed over all processes."""
+        total: dict[str, float] = {}
+        for seconds in (*(worker.seconds for worker in self.workers), *self.servers):
+            add_seconds(total, seconds)
+        return total
+
+    def lease(self, group: int) -> int | None:
+        """Lease a batch to a group: the one announced to it, else the lowest; None: there is none.
+
+        If all queued batches are announced to other groups, it gets the lowest of them.
+        """
+        batch = self._announced.pop(group, None)
+        if batch is None:
+            others = self._announced.values()
+            queued = [one for one in self._queue[: len(others) + 1] if one < self.end]
+            free = [one for one in queued if one not in others]
+            batch = next(iter(free or queued), None)
+        if batch is not None:
+            self._queue.remove(batch)
+            self._announced = {to: one for to, one in self._announced.items() if one != batch}
+            self.leased[batch] = group
+        return batch
+
+    def announce(self, group: int, skipped: int = 0) -> int | None:
+        """Return the batch that a group probably gets next, so that it can load it.
+
+        Args:
+            group: The group, which was just given a batch.
+            skipped: The number of queued batches that other groups need before.
+        """
+        others = self._announced.values()
+        queued = self._queue[: len(others) + skipped + 1]
+        free = [one for one in queued if one < self.end and one not in others]
+        if len(free) <= skipped:
+            return None
+        self._announced[group] = free[skipped]
+        return free[skipped]
+
+    def give_back(self, batch: int) -> None:
+        """Queue a leased batch again."""
+        del self.leased[batch]
+        bisect.insort(self._queue, batch)
+
+    def orphan(self, group: int) -> None:
+        """Queue again what a group had, because it died or the parameters were rolled back."""
+        for batch in [one for one, holder in self.leased.items() if holder == group]:
+            self.give_back(batch)
+        self._announced.pop(group, None)
+
+    def look_for_stop(self) -> None:
+        """Lower the end if the epoch has to stop: exactly the batches before it are applied.
+
+        The end follows the last applied or leased batch, and what completes its update. Batches
+        before it that are queued, for example because a worker died, are still leased.
+        """
+        if self._stopped or not self._stop():
+            return
+        self._stopped = True
+        last = len(self.batches)
+        for queued in reversed(self._queue):
+            if queued != last - 1:
+                break
+            last = queued
+        quorum = self._strategy.quorum
+        self.end = min(self._first - (self._first - last) // quorum * quorum, len(self.batches))
+        self._announced = {to: one for to, one in self._announced.items() if one < self.end}
 
     def apply(
-        self, version: int, staleness: int, computed: Mapping[int, Computed]
+        self, version: int, staleness: int, computed: Mapping[int, Sequence[Stepped]]
     ) -> dict[int, float]:
         """Record an update.
 
         Args:
             version: The version of the parameters that the update makes.
             staleness: The staleness of the gradients.
-            computed: The gradient of each leased batch of the update.
+            computed: What the workers found out about each leased batch of the update.
 
         Returns:
             The weight of each batch in the mean gradient, in the order of the batches. It is
             proportional to the number of samples in the batch.
         """
         order = sorted(computed)
-        self.batches.apply(order)
-        parts = [computed[batch] for batch in order]
-        indices = [self._indices[batch] for batch in order]
-        self._updates[version] = AppliedUpdate(
+        indices = [self.batches[batch] for batch in order]
+        parts = [part for batch in order for part in computed[batch]]
+        self.by_version[version] = AppliedUpdate(
             version,
             tuple(BatchKey(self.number, batch) for batch in order),
-            tuple(part.group for part in parts),
+            tuple(self.leased.pop(batch) for batch in order),
             staleness,
             torch.from_numpy(np.concatenate(indices)),
             torch.from_numpy(np.concatenate([part.losses for part in parts])),
@@ -201,28 +270,23 @@ class Epoch:
 
     def undo(self, version: int) -> int:
         """Remove the updates after a version, and queue their batches; return their number."""
-        undone = [self._updates.pop(one) for one in list(self._updates) if one > version]
+        undone = [self.by_version.pop(one) for one in list(self.by_version) if one > version]
         batches = [key.batch for update in undone for key in update.keys]
-        self.batches.undo(batches)
-        self.result.undone += len(undone)
+        for batch in batches:
+            bisect.insort(self._queue, batch)
+        self.undone += len(undone)
         return len(batches)
 
-    def finish(self) -> EpochResult:
-        """Complete the result and return it."""
-        result = self.result
-        in_order = [self._updates[version] for version in sorted(self._updates)]
-        for update in in_order:
+    def count_samples(self) -> None:
+        """Complete the totals of the workers, when no update can be undone any more."""
+        size = self._strategy.group
+        for _, update in sorted(self.by_version.items()):
             for key, group in zip(update.keys, update.groups, strict=True):
-                for place in range(self._group_size):
-                    worker = result.workers[group * self._group_size + place]
-                    samples = len(self._indices[key.batch])
-                    worker.samples += number_of_samples(samples, place, self._group_size)
+                members = self.workers[group * size : (group + 1) * size]
+                parts = divided(self.batches[key.batch], size)
+                for worker, part in zip(members, parts, strict=True):
+                    worker.samples += len(part)
                     worker.staleness.append(update.staleness)
-        result.staleness = [update.staleness for update in in_order]
-        result.updates = sorted(in_order, key=lambda update: update.keys[0])
-        result.applied = self.batches.done
-        result.finished = self.batches.finished
-        return result
 
 
 def add_seconds(total: dict[str, float], seconds: Mapping[str, float]) -> None:
@@ -231,6 +295,6 @@ def add_seconds(total: dict[str, float], seconds: Mapping[str, float]) -> None:
         total[phase] = total.get(phase, 0.0) + value
 
 
-def number_of_samples(batch: int, place: int, size: int) -> int:
-    """Return how many samples of a batch a member of a group gets: equally many, or one more."""
-    return batch // size + (place < batch % size)
+def divided(samples: Array, members: int) -> list[Array]:
+    """Divide a batch among the members of a group; some get none if it has fewer samples."""
+    return np.array_split(samples, members)

@@ -1,18 +1,11 @@
 """Errors of workers and servers: they cross processes as text, and Ray's are put into few words."""
 
 import functools
-import re
 import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from ray.exceptions import (
-    LocalRayletDiedError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
 
 from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.errors import InputError, RunError, first_line, lack_of
@@ -20,89 +13,71 @@ from fineprune.errors import InputError, RunError, first_line, lack_of
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
-
 # Why an actor died together with its node.
 LOST_NODE = "its node died or cannot be reached"
+# The causes of deaths, by what Ray says.
+_CAUSES = {
+    "killed by `ray.kill`": "it was killed",
+    "node has died": LOST_NODE,
+    "node died": LOST_NODE,
+    "connection error": "it ended unexpectedly: killed, out of memory, or crashed",
+}
 
 
 class RemoteError(RuntimeError):
-    """A process of the training raised an exception. The message is one line: it and its place.
-
-    ``__cause__`` shows the stack trace of the other process.
-    """
+    """A process of the training raised an exception. The message is one line: it and its place."""
 
 
-class Behind(RuntimeError):
+class Behind(RemoteError):
     """A server cannot make an update, because one before it failed: its gradients were lost."""
 
 
-class _Trace(Exception):
-    """The stack trace of another process, as text."""
-
-
-class Failure(Exception):
-    """What a process raised, as text: the kind of the error, its line, and its stack trace."""
-
-    def __init__(self, kind: str, line: str, trace: str) -> None:
-        super().__init__(kind, line, trace)  # Unpickling passes these to the constructor.
-        self.kind, self.line, self.trace = kind, line, trace
-
-    @classmethod
-    def of(cls, error: Exception) -> "Failure":
-        """Describe an exception. Input and run errors explain themselves in their line."""
-        kinds = {InputError: "input", RunError: "run", Behind: "behind"}
-        kind = kinds.get(type(error), "other")
-        line = str(error)
-        if kind == "other":
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            line = (
-                f"{type(error).__name__}: {_said(error)} "
-                f"(in a worker or server: {place.filename}, line {place.lineno})"
-            )
-            if lack := lack_of(error):
-                kind, line = "run", f"{lack}: {line}"
-        return cls(kind, line, "".join(traceback.format_exception(error)))
-
-    def again(self) -> Exception:
-        """Return the exception to raise in this process."""
-        again: dict[str, type[Exception]] = {"input": InputError, "run": RunError}
-        error = again.get(self.kind, RemoteError)(self.line)
-        error.__cause__ = _Trace(self.trace)
-        return error
+# What an actor raises. Each has a note: the stack trace in the actor's process.
+RAISED = (InputError, RunError, RemoteError)
 
 
 def told_as_text(method: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
-    """Let a method of an actor raise ``Failure`` in place of every other exception."""
+    """Let a method of an actor raise one of ``RAISED``, with text only, for every exception."""
 
     @functools.wraps(method)
     def telling(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            raise Failure.of(error) from None
+            told = _as_text(error)
+            told.add_note("".join(traceback.format_exception(error)))
+            raise told from None
 
     return telling
 
 
-def failure_of(error: RayError) -> Failure | None:
-    """Return what the process itself raised; None if Ray failed, or a process died."""
-    cause = getattr(error, "cause", None) if isinstance(error, RayTaskError) else None
-    while isinstance(cause, RayTaskError):  # that of an argument
-        cause = cause.cause
-    return cause if isinstance(cause, Failure) else None
+def _as_text(error: Exception) -> Exception:
+    """Return the exception to raise. Input and run errors explain themselves in their line."""
+    if type(error) in (InputError, RunError, Behind):
+        return type(error)(str(error))
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    line = (
+        f"{type(error).__name__}: {first_line(error)} "
+        f"(in a worker or server: {place.filename}, line {place.lineno})"
+    )
+    lack = lack_of(error)
+    return RunError(f"{lack}: {line}") if lack else RemoteError(line)
 
 
-def dead_actor(error: RayError) -> str | None:
-    """Return the identifier of the actor whose death an error reports; None if it reports none.
+def root_of(error: RayError) -> Exception:
+    """Return what made a call fail, perhaps an error of the actor that made an argument of it.
 
-    A call fails in the same way if the actor that made one of its arguments died.
+    Returns:
+        One of ``RAISED``: what an actor raised. ``RayActorError``: the death of the actor with its
+        ``actor_id``. Anything else: a failure of Ray, such as a lost object.
     """
-    while isinstance(error, RayTaskError) and isinstance(error.cause, RayError):
-        error = error.cause
-    return error.actor_id if isinstance(error, RayActorError) else None
+    root: Exception = error
+    while isinstance(root, RayTaskError) and isinstance(root.cause, Exception):
+        root = root.cause
+    return root
 
 
-def cause_of(error: RayError) -> str:
+def cause_of(error: Exception) -> str:
     """Return in a few words the cause of a death, which Ray describes in a paragraph.
 
     Raises:
@@ -113,19 +88,6 @@ def cause_of(error: RayError) -> str:
         raise RayLost("Ray's process raylet counts as dead")
     if isinstance(error, OutOfMemoryError):
         return "Ray killed it because the memory of its node was almost full"
-    if "killed by `ray.kill`" in told:
-        return "it was killed"
-    if "node has died" in told or "node died" in told:
-        return LOST_NODE
-    if "connection error" in told:
-        return "it ended unexpectedly: killed, out of memory, or crashed"
     if "Unavailable" in type(error).__name__:
         return "its node cannot be reached"
-    return re.sub(r"\s+", " ", told.strip().splitlines()[-1])
-
-
-def _said(error: Exception) -> str:
-    """Return the line of an exception's message that says what happened."""
-    if "Original Traceback" in str(error):  # of a process of torch's DataLoader
-        return str(error).strip().splitlines()[-1]
-    return first_line(error)
+    return next((cause for part, cause in _CAUSES.items() if part in told), first_line(told))

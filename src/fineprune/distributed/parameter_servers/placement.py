@@ -1,12 +1,9 @@
 """Where the processes of a training run: the resources that it reserves in a Ray cluster."""
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import (
     placement_group,
     placement_group_table,
@@ -14,83 +11,70 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
+from fineprune.distributed.parameter_servers.processes import Event, EventKind, ProcessKind, report
+from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 
-# Seconds between two reports that processes wait for CPUs.
-REPORT_EVERY = 10.0
-_LOOK_SECONDS = 0.5
+# How long to wait for resources before the training begins, and between two reports, in seconds.
+_LONGEST_WAIT = 60.0
+_REPORT_EVERY = 10.0
+
+Resources = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Places:
-    """The resources that the processes of a training need.
+def bundles_for(strategy: Strategy, threads: int, gpus: float) -> list[Resources]:
+    """Return the resources of each group, then of each dedicated server, by Ray's names.
 
-    Attributes:
-        groups: The number of groups of replicas.
-        members: The number of replicas in a group, which are all on one node.
-        servers: The number of servers.
-        dedicated: Whether servers have CPUs of their own, on nodes without groups if there are
-            enough nodes. Otherwise, each server shares the CPUs of a group.
-        threads: The number of torch threads in each process, which is also the number of CPUs of
-            each replica and each dedicated server.
-        gpus: The number of GPUs of each replica, which are the only ones that it sees.
-        seconds: How long to wait for these resources.
+    Each bundle is on one node. Servers that are not dedicated share the CPUs of the groups.
     """
-
-    groups: int
-    members: int = 1
-    servers: int = 1
-    dedicated: bool = False
-    threads: int = 1
-    gpus: float = 0.0
-    seconds: float = 60.0
-
-    @property
-    def cpus(self) -> int:
-        """The number of CPUs of all processes together."""
-        servers = self.servers if self.dedicated else 0
-        return (self.groups * self.members + servers) * self.threads
-
-    def __str__(self) -> str:
-        gpus = self.groups * self.members * self.gpus
-        return (
-            f"{self.cpus} free CPUs{f' and {gpus:g} GPUs' if gpus else ''} for {self.groups} "
-            f"groups of {self.members} and {self.servers} servers"
-        )
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node of the cluster: its identifier in Ray, its name, and its CPUs and GPUs."""
-
-    id: str
-    name: str
-    cpus: float
-    gpus: float = 0.0
+    group = {"CPU": float(strategy.group * threads)}
+    if gpus:
+        group["GPU"] = strategy.group * gpus
+    return [group] * strategy.groups + [{"CPU": float(threads)}] * strategy.dedicated_servers
 
 
 class Placement:
-    """Reserved resources: a bundle per group of replicas, then one per dedicated server.
+    """The reserved resources of a training.
 
-    ``stop`` is called repeatedly. If it returns True, the wait for the resources ends.
+    Args:
+        strategy: The strategy, which says how many processes there are.
+        threads: The number of torch threads in each process, which is also the number of CPUs of
+            each worker and each dedicated server.
+        gpus: The number of GPUs of each worker, which are the only ones that it sees.
     """
 
-    def __init__(self, places: Places, stop: Callable[[], bool]) -> None:
-        self.places = places
-        self._group = _reserve(places, stop)
-        self._shared: set[str] = set()
-        self.report_shared_nodes()
+    def __init__(self, strategy: Strategy, threads: int, gpus: float) -> None:
+        self._strategy, self._threads, self._gpus = strategy, threads, gpus
+        self._bundles = bundles_for(strategy, threads, gpus)
+        groups, servers = self._bundles[: strategy.groups], self._bundles[strategy.groups :]
+        selectors: list[dict[str, str]] | None = None
+        if servers:
+            nodes = {
+                node["NodeID"]: node["Resources"]
+                for node in ray.nodes()  # type: ignore[no-untyped-call]
+                if node["Alive"]
+            }
+            if chosen := nodes_for_servers(nodes, groups, servers):
+                others = [node for node in nodes if node not in chosen]
+                selectors = [_not_on(chosen)] * len(groups) + [_not_on(others)] * len(servers)
+            else:
+                reason = f"dedicated servers share nodes with workers: there are {len(nodes)} nodes"
+                report(Event(EventKind.SHARED, reason))
+        self._group = placement_group(
+            self._bundles, strategy="SPREAD", bundle_label_selector=selectors
+        )
+        self._waited = self._reported = 0.0
+        self._begun = False
 
     def options(self, kind: ProcessKind, index: int) -> dict[str, Any]:
         """Return Ray's options for a process."""
-        places = self.places
+        strategy, cpus, gpus = self._strategy, self._threads, 0.0
         if kind is ProcessKind.WORKER:
-            bundle, cpus, gpus = index // places.members, places.threads, places.gpus
-        elif places.dedicated:
-            bundle, cpus, gpus = places.groups + index, places.threads, 0.0
+            bundle, gpus = index // strategy.group, self._gpus
+        elif strategy.dedicated_servers:
+            bundle = strategy.groups + index
         else:
-            bundle, cpus, gpus = index % places.groups, 0, 0.0
+            bundle, cpus = index % strategy.groups, 0
         return {
             "num_cpus": cpus,
             "num_gpus": gpus,
@@ -101,114 +85,75 @@ class Placement:
             ),
         }
 
-    def unplaced(self) -> int:
-        """Return the number of places that were lost with their nodes and not yet replaced."""
-        return sum(not node for node in self._nodes_of_bundles().values())
+    def waits(self, passed: float) -> bool:
+        """Return whether processes wait for resources, and report it from time to time.
 
-    def report_shared_nodes(self) -> None:
-        """Report the nodes that dedicated servers share with workers, if there are new ones."""
-        if not self.places.dedicated:
-            return
-        nodes = self._nodes_of_bundles()
-        groups = {nodes.get(bundle, "") for bundle in range(self.places.groups)}
-        servers = {nodes[bundle] for bundle in nodes if bundle >= self.places.groups}
-        shared = groups & servers - {""}
-        if shared - self._shared:
-            names = sorted({node.name for node in _nodes() if node.id in shared})
-            report(Event(EventKind.SHARED, node=", ".join(names)))
-        self._shared = shared
+        Args:
+            passed: The seconds since the last call.
+
+        Raises:
+            InputError: The resources have not been there yet, and the wait is too long.
+        """
+        if placement_group_table(self._group)["state"] == "CREATED":
+            self._begun, self._waited, self._reported = True, 0.0, 0.0
+            return False
+        self._waited += passed
+        there = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        needed, found = _told(self._bundles), _told([there])
+        if not self._begun and self._waited >= _LONGEST_WAIT:
+            raise InputError(
+                f"expected {needed} free for {self._strategy.groups} groups of "
+                f"{self._strategy.group} and {self._strategy.servers} servers, but found no place "
+                f"in {_LONGEST_WAIT:g} s on {found}: ask for fewer, or for a larger cluster"
+            )
+        if self._waited >= self._reported + _REPORT_EVERY:
+            self._reported = self._waited
+            line = f"waiting for CPUs: {self._waited:.0f} s so far for {needed}, on {found}"
+            report(Event(EventKind.WAITING, line))
+        return True
 
     def release(self) -> None:
         """Give the resources back."""
         remove_placement_group(self._group)
 
-    def _nodes_of_bundles(self) -> dict[int, str]:
-        nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
-        return nodes
 
-
-def nodes_for_servers(nodes: Sequence[Node], places: Places) -> list[Node]:
+def nodes_for_servers(
+    nodes: dict[str, Resources], groups: Sequence[Resources], servers: Sequence[Resources]
+) -> list[str]:
     """Choose nodes for dedicated servers so that the groups fit on the other nodes.
 
     Nodes with few GPUs and few CPUs are preferred. The number of nodes is the number of servers, or
     less if the groups need more nodes.
 
+    Args:
+        nodes: The resources of each node, by Ray's names.
+        groups, servers: The bundles.
+
     Returns:
         The nodes; empty if there is no such choice.
     """
-    large_enough = [node for node in nodes if node.cpus >= places.threads]
-    large_enough.sort(key=lambda node: (node.gpus, node.cpus))
-    for number in range(min(places.servers, len(large_enough) - 1), 0, -1):
+
+    def room(names: Sequence[str], bundles: Sequence[Resources]) -> float:
+        """Return how many equal bundles fit on nodes."""
+        needs = bundles[0].items()
+        return sum(
+            min(nodes[name].get(kind, 0.0) // need for kind, need in needs) for name in names
+        )
+
+    large_enough = [name for name in nodes if room([name], servers)]
+    large_enough.sort(key=lambda name: (nodes[name].get("GPU", 0.0), nodes[name]["CPU"]))
+    for number in range(min(len(servers), len(large_enough) - 1), 0, -1):
         chosen, others = large_enough[:number], large_enough[number:]
-        room_for_servers = sum(node.cpus // places.threads for node in chosen)
-        room_for_groups = sum(_groups_on(node, places) for node in others)
-        if room_for_servers >= places.servers and room_for_groups >= places.groups:
+        if room(chosen, servers) >= len(servers) and room(others, groups) >= len(groups):
             return chosen
     return []
 
 
-def available() -> str:
-    """Return the resources of the cluster, in words."""
-    there = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
+def _told(bundles: Sequence[Resources]) -> str:
+    cpus, gpus = (sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in ("CPU", "GPU"))
+    return f"{cpus:g} CPUs and {gpus:g} GPUs"
 
 
-def _groups_on(node: Node, places: Places) -> float:
-    """Return the number of groups of replicas that fit on a node."""
-    groups = node.cpus // (places.members * places.threads)
-    if places.gpus:
-        groups = min(groups, node.gpus // (places.members * places.gpus))
-    return groups
-
-
-def _nodes() -> list[Node]:
-    return [
-        Node(
-            node["NodeID"],
-            node["NodeManagerHostname"],
-            node["Resources"].get("CPU", 0.0),
-            node["Resources"].get("GPU", 0.0),
-        )
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
-    ]
-
-
-def _reserve(places: Places, stop: Callable[[], bool]) -> Any:
-    replicas: dict[str, float] = {"CPU": places.members * places.threads}
-    if places.gpus:
-        replicas["GPU"] = places.members * places.gpus
-    bundles = [dict(replicas) for _ in range(places.groups)]
-    selectors: list[dict[str, str]] | None = None
-    if places.dedicated:
-        bundles += [{"CPU": float(places.threads)} for _ in range(places.servers)]
-        nodes = _nodes()
-        servers = nodes_for_servers(nodes, places)
-        if servers:
-            # "Not in" instead of "in", because a node that leaves and returns has a new identifier.
-            selectors = [_not_on(servers)] * places.groups
-            selectors += [_not_on([n for n in nodes if n not in servers])] * places.servers
-    group = placement_group(bundles, strategy="SPREAD", bundle_label_selector=selectors)
-    began = time.monotonic()
-    reported = 0.0
-    while not stop():
-        try:
-            ray.get(group.ready(), timeout=min(_LOOK_SECONDS, places.seconds))
-            break
-        except GetTimeoutError:
-            waited = time.monotonic() - began
-        if waited >= places.seconds:
-            remove_placement_group(group)
-            raise InputError(
-                f"expected {places}, but found no place in {places.seconds:g} s on {available()}: "
-                f"ask for fewer, or for a larger cluster"
-            )
-        if waited >= reported + REPORT_EVERY:
-            reported = waited
-            reason = f"{waited:.0f} s so far for {places}, on {available()}"
-            report(Event(EventKind.WAITING, reason=reason))
-    return group
-
-
-def _not_on(nodes: Sequence[Node]) -> dict[str, str]:
-    return {"ray.io/node-id": f"!in({','.join(node.id for node in nodes)})"}
+def _not_on(nodes: Sequence[str]) -> dict[str, str]:
+    # "Not in" instead of "in", because a node that leaves and returns has a new identifier.
+    return {"ray.io/node-id": f"!in({','.join(nodes)})"}

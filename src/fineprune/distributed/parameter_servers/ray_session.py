@@ -5,6 +5,7 @@ Ray is an optional dependency (the extra ``cluster``).
 
 import contextlib
 import logging
+import math
 import os
 import re
 import signal
@@ -13,19 +14,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
 import ray._private.worker as ray_worker
-from ray.exceptions import AuthenticationError
 
 from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.errors import InputError, RunError
 
-_LOOPBACK = "127.0.0.1"
+_LOCAL, _LOOPBACK = "local", "127.0.0.1"
 # Ray creates Unix sockets in its folder, whose names have up to 66 characters. On Linux, the path
 # of a socket has at most 107 bytes, of which this leaves 13 for the name of the folder.
 _LONGEST_PARENT = 27
@@ -35,17 +34,14 @@ _START_SECONDS = 90.0
 # How long Ray's own processes may be silent. Ray itself ends this process, without a word, when its
 # control store has been silent for a minute.
 SILENCE_SECONDS = 20.0
-# The interval between two looks at them.
-_LOOK_SECONDS = 1.0
 # How long Ray may take to end. If its control store is dead, it takes 7 s.
 _END_SECONDS = 20.0
-_DAEMONS = ("raylet", "gcs_server")
-
-Stop = Callable[[], bool]
+# The states of a process that is suspended.
+_SUSPENDED = ("T", "t")
 
 
 @contextlib.contextmanager
-def ray_session(cpus: int, stop: Stop = lambda: False) -> Iterator[None]:
+def ray_session(cpus: int, stop: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Use the Ray of this process, join the one that ``RAY_ADDRESS`` names, or start a new one.
 
     A new Ray runs on this machine only. It listens on the loopback interface, has no dashboard and
@@ -59,6 +55,10 @@ def ray_session(cpus: int, stop: Stop = lambda: False) -> Iterator[None]:
         cpus: The number of CPUs that a new Ray counts at least.
         stop: Function that is called repeatedly while Ray starts. If it returns True, the wait ends
             with RayLost.
+
+    Raises:
+        InputError: ``RAY_ADDRESS`` names no Ray that can be joined.
+        RunError: Ray does not start.
     """
     if ray.is_initialized():
         yield
@@ -67,20 +67,39 @@ def ray_session(cpus: int, stop: Stop = lambda: False) -> Iterator[None]:
     # If a process dies, its pending calls are dropped. Ray would print an error for each of them.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     logging.getLogger("ray").setLevel(logging.ERROR)
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = os.environ.get("RAY_ADDRESS", "local") or "local"
+    address = os.environ.get("RAY_ADDRESS") or _LOCAL
+    options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     with contextlib.ExitStack() as stack:
-        if address == "local":
-            options |= _local_options(cpus, stack.enter_context(_short_folder()))
+        if address == _LOCAL:
+            parent = tempfile.gettempdir()
+            parent = "/tmp" if len(parent.encode()) > _LONGEST_PARENT else parent
+            folder = tempfile.TemporaryDirectory("", "ray-", parent, ignore_cleanup_errors=True)
+            options |= {
+                "num_cpus": max(cpus, os.cpu_count() or 1),
+                "include_dashboard": False,
+                "_node_ip_address": _LOOPBACK,
+                "_temp_dir": stack.enter_context(folder),
+                "_system_config": {
+                    # Else Ray starts a process for each CPU, most of which are never used.
+                    "prestart_worker_first_driver": False,
+                    # Else workers and servers have a lower priority than other trainings.
+                    "worker_niceness": 0,
+                },
+            }
         else:
-            _check_answers(address)
-        options["address"] = address
+            _connect(address, _CONNECT_SECONDS)  # Ray itself would try for minutes.
         # A death is one line of ours; Ray would print a paragraph on standard output.
         stack.callback(setattr, ray_worker, "_worker_logs_enabled", ray_worker._worker_logs_enabled)
         ray_worker._worker_logs_enabled = False
-        thread = stack.enter_context(_own_signals(lambda: _RayThread(options, stop)))
-        stack.callback(thread.end)
-        if address == "local" and ray.util.get_node_ip_address() != _LOOPBACK:  # type: ignore[no-untyped-call]
+        before = signal.getsignal(signal.SIGTERM)
+        main = threading.current_thread() is threading.main_thread()
+        if main:
+            stack.callback(signal.signal, signal.SIGTERM, before)
+        stack.enter_context(_running(options, stop))
+        if main:  # Ray's library has set a handler of its own.
+            own = (lambda number, _: sys.exit(128 + number)) if before == signal.SIG_DFL else before
+            signal.signal(signal.SIGTERM, own)
+        if address == _LOCAL and ray.util.get_node_ip_address() != _LOOPBACK:  # type: ignore[no-untyped-call]
             raise RunError(
                 "Ray would listen on all interfaces, because it was imported before fineprune: set "
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment"
@@ -95,118 +114,88 @@ class RayHealth:
     """
 
     def __init__(self) -> None:
-        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-        self._address = host.strip("[]"), int(port)
+        self._address = ray.get_runtime_context().gcs_address
         self._daemons = _daemons()
-        self._looked = time.monotonic()
-        self._silence = 0.0
+        self._looked, self._silence = time.monotonic(), 0.0
 
-    def check(self) -> None:
-        """Look at the processes, if the last look was a second ago.
+    def check(self, patience: float = math.inf) -> bool:
+        """Return whether all processes answer. Otherwise, requests to Ray hang.
+
+        Args:
+            patience: For how many seconds a process may have been silent; at most
+                ``SILENCE_SECONDS``.
 
         Raises:
-            RayLost: One of them has ended, or does not answer.
+            RayLost: One of them has ended, or has been silent for longer.
         """
-        passed = time.monotonic() - self._looked
-        if passed < _LOOK_SECONDS:
-            return
-        self._looked = time.monotonic()
-        silent, reason = self._silent()
-        if reason:
-            raise RayLost(f"Ray's process {silent} {reason}")
+        now = time.monotonic()
         # If this process was suspended, that time does not count.
-        self._silence = self._silence + min(passed, 2 * _LOOK_SECONDS) if silent else 0.0
-        if self._silence > SILENCE_SECONDS:
-            raise RayLost(f"Ray's process {silent} has been silent for {self._silence:.0f} s")
-
-    @property
-    def answers(self) -> bool:
-        """Whether all processes answer now. Otherwise, requests to Ray hang."""
-        return not self._silent()[0]
-
-    def _silent(self) -> tuple[str, str]:
-        """Return the name of a process that does not answer, and how it ended; "" if none did."""
+        passed, self._looked = min(now - self._looked, 2.0), now
         states = {name: _state_of(pid) for name, pid in self._daemons.items()}
         for name, state in states.items():
             if state in ("", "Z"):
-                return name, "ended"
-        for name, state in states.items():
-            if state in ("T", "t"):
-                return name, ""
-        try:
-            socket.create_connection(self._address, timeout=_LOOK_SECONDS).close()
-        except OSError:
-            return "gcs_server", ""
-        return "", ""
+                raise RayLost(f"Ray's process {name} ended")
+        silent = next((name for name, state in states.items() if state in _SUSPENDED), "")
+        if not silent:
+            try:
+                _connect(self._address, 1.0)
+            except InputError:
+                silent = "gcs_server"
+        self._silence = self._silence + passed if silent else 0.0
+        if self._silence > min(patience, SILENCE_SECONDS):
+            raise RayLost(f"Ray's process {silent} has been silent for {self._silence:.0f} s")
+        return not silent
 
 
-class _RayThread:
-    """Calls ``ray.init`` and ``ray.shutdown`` in a thread, because either may hang.
+@contextlib.contextmanager
+def _running(options: dict[str, Any], stop: Callable[[], bool]) -> Iterator[None]:
+    """Call ``ray.init`` and ``ray.shutdown`` in a thread, because either may hang.
 
     The processes of Ray end with the thread that started them, so this one lives as long as they.
     """
+    begun, ending = threading.Event(), threading.Event()
+    errors: list[Exception] = []
 
-    def __init__(self, options: dict[str, Any], stop: Stop) -> None:
-        self._begun, self._ending = threading.Event(), threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._live, args=(options,), name="ray", daemon=True)
-        self._thread.start()
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._begun.wait(0.2):
-            if stop():
-                raise RayLost("the start of Ray was stopped")
-            if time.monotonic() > deadline:
-                raise RunError(
-                    f"Ray at {options['address']} did not answer within {_START_SECONDS:.0f} s"
-                )
-        if self._error is not None:
-            raise _explained(self._error, options["address"])
-
-    def end(self) -> None:
-        """Shut Ray down, even if its own processes are dead or hang."""
-        daemons = _daemons()
-        for pid in daemons.values():
-            if _state_of(pid) in ("T", "t"):
-                os.kill(pid, signal.SIGKILL)
-        self._ending.set()
-        self._thread.join(_END_SECONDS)
-        if self._thread.is_alive():
-            for pid in daemons.values():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self._thread.join(_END_SECONDS)
-
-    def _live(self, options: dict[str, Any]) -> None:
+    def live() -> None:
         try:
             ray.init(**options)
         except Exception as error:
-            self._error = error
-        self._begun.set()
-        if self._error is None:
-            self._ending.wait()
+            errors.append(error)
+        begun.set()
+        if not errors:
+            ending.wait()
             ray.shutdown()
 
+    thread = threading.Thread(target=live, name="ray", daemon=True)
+    thread.start()
+    address, deadline = options["address"], time.monotonic() + _START_SECONDS
+    while not begun.wait(0.2):
+        if stop():
+            raise RayLost("the start of Ray was stopped")
+        if time.monotonic() > deadline:
+            raise RunError(f"Ray at {address} did not answer within {_START_SECONDS:.0f} s")
+    if errors:
+        told = re.sub(r"\s+", " ", str(errors[0])).strip() or type(errors[0]).__name__
+        told = told if len(told) <= 300 else f"{told[:300]}..."
+        if address == _LOCAL:
+            raise RunError(f"Ray did not start on this machine: {told}") from errors[0]
+        raise InputError(f"{_expected(address)}{told}") from errors[0]
+    try:
+        yield
+    finally:
+        daemons = _daemons()
+        _kill(pid for pid in daemons.values() if _state_of(pid) in _SUSPENDED)
+        ending.set()
+        thread.join(_END_SECONDS)
+        if thread.is_alive():
+            _kill(daemons.values())
+            thread.join(_END_SECONDS)
 
-def _local_options(cpus: int, folder: str) -> dict[str, Any]:
-    return {
-        "num_cpus": max(cpus, os.cpu_count() or 1),
-        "include_dashboard": False,
-        "_node_ip_address": _LOOPBACK,
-        "_temp_dir": folder,
-        "_system_config": {
-            # Else Ray starts a process for each CPU, most of which are never used.
-            "prestart_worker_first_driver": False,
-            # Else workers and servers have a lower priority than other trainings.
-            "worker_niceness": 0,
-        },
-    }
 
-
-def _short_folder() -> tempfile.TemporaryDirectory[str]:
-    parent = tempfile.gettempdir()
-    if len(parent.encode()) > _LONGEST_PARENT:
-        parent = "/tmp"
-    return tempfile.TemporaryDirectory(prefix="ray-", dir=parent, ignore_cleanup_errors=True)
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _daemons() -> dict[str, int]:
@@ -219,7 +208,7 @@ def _daemons() -> dict[str, int]:
         for child in file.read_text().split():
             with contextlib.suppress(OSError):
                 name = Path(f"/proc/{child}/comm").read_text().strip()
-                if name in _DAEMONS:
+                if name in ("raylet", "gcs_server"):
                     found[name] = int(child)
     return found
 
@@ -236,61 +225,16 @@ def _expected(address: str) -> str:
     return f"expected a Ray cluster at {address!r}, which RAY_ADDRESS names, but "
 
 
-def _check_answers(address: str) -> None:
-    """Check that something answers at an address; Ray itself would try for minutes."""
-    if address.startswith("ray://"):
-        raise InputError(
-            f"{_expected(address)}this is an address of Ray Client, whose programs run elsewhere: "
-            f"give the address HOST:PORT that `ray start --head` prints"
-        )
+def _connect(address: str, seconds: float) -> None:
+    """Check that something answers at an address, whose host may be an IPv6 one in brackets."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise InputError(f"{_expected(address)}it is no address: give it as HOST:PORT")
+    if not host or "/" in host or not port.isdecimal():
+        raise InputError(
+            f"{_expected(address)}it is no address: give HOST:PORT, as `ray start --head` prints it"
+        )
     try:
-        place = host.strip("[]"), int(port)
-        socket.create_connection(place, timeout=_CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
     except (OSError, OverflowError) as error:
         raise InputError(
             f"{_expected(address)}nothing answers there ({error}): start it with `ray start --head`"
         ) from None
-
-
-def _explained(error: Exception, address: str) -> Exception:
-    """Return the exception to raise in place of one of ``ray.init``."""
-    told = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
-    told = told if len(told) <= 300 else f"{told[:300]}..."
-    if address == "local":
-        advice = (
-            ": if the machine is busy, start the run again later" if "timed out" in told else ""
-        )
-        found: Exception = RunError(f"Ray did not start on this machine: {told}{advice}")
-    elif isinstance(error, AuthenticationError) or "token" in f"{told} {error.__cause__}".lower():
-        found = InputError(
-            f"{_expected(address)}it asks for a token: set RAY_AUTH_MODE=token, and put the token "
-            f"of the first node into ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        )
-    else:
-        found = InputError(f"{_expected(address)}{told}")
-    found.__cause__ = error
-    return found
-
-
-@contextlib.contextmanager
-def _own_signals(start: Callable[[], _RayThread]) -> Iterator[_RayThread]:
-    """Start Ray, and keep this process's handler of SIGTERM: Ray's library sets one of its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield start()
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    own = _exit if before == signal.SIG_DFL else before
-    signal.signal(signal.SIGTERM, own)
-    try:
-        thread = start()
-        signal.signal(signal.SIGTERM, own)
-        yield thread
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _exit(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)

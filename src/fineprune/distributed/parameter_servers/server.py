@@ -13,7 +13,6 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,18 +24,10 @@ from torch import Tensor
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.distributed.parameter_servers.failures import Behind, told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
+from fineprune.distributed.parameter_servers.processes import Started
 
 Array = npt.NDArray[Any]
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True)
-class Started:
-    """Where an actor runs: its identifier in Ray, its process ID, and the name of its node."""
-
-    actor: str
-    pid: int
-    node: str
 
 
 class Actor:
@@ -64,6 +55,7 @@ class Server(Actor):
     """One server's part of the parameters. ``begin`` is called first."""
 
     @told_as_text
+    @ray.method(num_returns=2)
     def begin(
         self, layout: FlatLayout, index: int, optimizer: MakeOptimizer, state: Array
     ) -> tuple[Started, Array]:
@@ -77,12 +69,12 @@ class Server(Actor):
                 parameter and the piece. It must be elementwise, as SGD, RMSProp and Adam are,
                 because a piece does not have the shape of its parameter and may be only a part of
                 it. A parameter group with a number ``lr_scale`` has its rate multiplied by it.
-            state: What ``snapshot`` or ``first_state`` returned.
+            state: What ``snapshot`` or ``state_of`` returned.
 
         Returns:
             Where this process runs, and the parameters, shape (elements of the part,).
         """
-        saved = _loaded(state)
+        saved = loaded(state)
         self._parameters: Tensor = saved["parameters"]
         self._gradient = torch.zeros_like(self._parameters)
         names, sizes = map(list, zip(*layout.pieces(index), strict=True))
@@ -94,13 +86,13 @@ class Server(Actor):
             # Copied, because the optimizer would use and change the given tensors themselves.
             self._optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
         self._version: int = saved["version"]
-        self._seconds = {"apply": 0.0}
         return self.started(), self._parameters.numpy()
 
     @told_as_text
+    @ray.method(num_returns=2)
     def update(
         self, version: int, rate: float, shares: Sequence[float], *gradients: Array
-    ) -> tuple[int, Array]:
+    ) -> tuple[dict[str, float], Array]:
         """Apply gradients as one update.
 
         Args:
@@ -110,54 +102,58 @@ class Server(Actor):
             gradients: The gradients, shape (elements of the part,); int16 stands for bfloat16.
 
         Returns:
-            The version, and the parameters, of the same shape.
+            The seconds of each phase, and the parameters, of the same shape.
 
         Raises:
             Behind: An update before this one failed.
         """
         if version != self._version + 1:
-            raise Behind(f"expected version {self._version + 1} to follow, got {version}")
+            raise Behind(f"expected update {self._version + 1} to follow, got {version}")
         began = time.perf_counter()
-        for place, (share, gradient) in enumerate(zip(shares, gradients, strict=True)):
-            arrived = torch.from_numpy(gradient)
-            if arrived.dtype == torch.int16:
-                arrived = arrived.view(torch.bfloat16).to(self._gradient.dtype)
-            if place == 0:
-                torch.mul(arrived, share, out=self._gradient)
-            else:
-                self._gradient.add_(arrived, alpha=share)
+        weighted_sum(shares, gradients, out=self._gradient)
         set_rate(self._optimizer, rate)
         self._optimizer.step()
         self._version = version
-        self._seconds["apply"] += time.perf_counter() - began
-        return version, self._parameters.numpy()
+        return {"apply": time.perf_counter() - began}, self._parameters.numpy()
 
     @told_as_text
-    def snapshot(self) -> tuple[int, Array, dict[str, float]]:
-        """Return the version, the complete state, and the seconds per phase since the last call."""
-        seconds, self._seconds = self._seconds, {"apply": 0.0}
-        optimizer = self._optimizer.state_dict()
-        return self._version, _state(self._parameters, optimizer, self._version), seconds
+    def snapshot(self) -> Array:
+        """Return the complete state."""
+        return state_of(self._parameters, self._optimizer.state_dict(), self._version)
 
 
-def first_state(part: Tensor) -> Array:
-    """Return the state of a server whose optimizer has made no step."""
-    return _state(part.clone(), None, 0)
+def weighted_sum(shares: Sequence[float], gradients: Sequence[Array], out: Tensor) -> None:
+    """Write the weighted sum of gradients into ``out``. All have its shape.
+
+    Args:
+        shares: The weight of each gradient.
+        gradients: The gradients; int16 stands for bfloat16.
+        out: The result.
+    """
+    for place, (share, gradient) in enumerate(zip(shares, gradients, strict=True)):
+        arrived = torch.from_numpy(gradient)
+        if arrived.dtype == torch.int16:
+            arrived = arrived.view(torch.bfloat16).to(out.dtype)
+        if place == 0:
+            torch.mul(arrived, share, out=out)
+        else:
+            out.add_(arrived, alpha=share)
 
 
-def held_by(state: Array) -> tuple[int, Tensor]:
-    """Return the version and the parameters, shape (elements of the part,), of a server's state."""
-    loaded = _loaded(state)
-    return loaded["version"], loaded["parameters"]
+def state_of(parameters: Tensor, optimizer: dict[str, Any] | None, version: int) -> Array:
+    """Return a server's state as bytes, uint8: tensors cross Ray slowly, and arrays quickly.
 
-
-def _state(parameters: Tensor, optimizer: dict[str, Any] | None, version: int) -> Array:
-    """Return the bytes of ``torch.save``, uint8: tensors cross Ray slowly, and arrays quickly."""
+    Args:
+        parameters: The parameters, shape (elements of the part,).
+        optimizer: The state of the optimizer; None if it has made no step.
+        version: The version of the parameters.
+    """
     file = io.BytesIO()
     torch.save({"parameters": parameters, "optimizer": optimizer, "version": version}, file)
     return np.frombuffer(file.getbuffer(), np.uint8)
 
 
-def _loaded(state: Array) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(io.BytesIO(state.data), weights_only=True)
-    return loaded
+def loaded(state: Array) -> dict[str, Any]:
+    """Return the arguments of ``state_of``, by their names."""
+    result: dict[str, Any] = torch.load(io.BytesIO(state.data), weights_only=True)
+    return result

@@ -48,13 +48,11 @@ def parameter_servers(
         strategy: Which processes wait for others, and how often the servers' state is saved.
         model: The model whose parameters and buffers the training starts from. It is not changed.
             Its frozen parameters (``requires_grad=False``), which must also be frozen in the
-            replicas, are not trained and not held by servers.
-        build: Function that makes a replica, given its rank. It must be picklable. The parameters
-            of the replica are overwritten.
-        optimizer: Function that makes a server's optimizer; see ``Server.begin``. It must be
-            picklable.
-        threads: The number of torch threads in each process, which is also the number of CPUs of
-            each worker and each dedicated server.
+            replicas, are sent to them together with the buffers.
+        build: Function, picklable, that makes the replica of the worker with a given rank
+            (``worker.Replica``).
+        optimizer: Function, picklable, that makes the optimizer of a server (``Server.begin``).
+        threads: The number of torch threads in each process.
         gpus: The number of GPUs of each worker, which are the only ones that it sees.
         state: The state of an earlier training, which this one continues. It must have the same
             number of servers.
@@ -69,7 +67,7 @@ def parameter_servers(
     if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
         # Ray reads this when it is imported. Else one for this machine listens on all interfaces.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from fineprune.distributed.parameter_servers.placement import Placement, Places
+    from fineprune.distributed.parameter_servers.placement import Placement, bundles_for
     from fineprune.distributed.parameter_servers.ray_session import ray_session
     from fineprune.distributed.parameter_servers.training import Training
 
@@ -79,17 +77,12 @@ def parameter_servers(
             "expected a state of the same model and number of servers, got a different one: resume "
             "with the same settings"
         )
-    places = Places(
-        groups=strategy.groups,
-        members=strategy.group,
-        servers=strategy.servers,
-        dedicated=strategy.placement == "dedicated",
-        threads=threads,
-        gpus=gpus,
-    )
-    with ray_session(places.cpus, stop):
-        placement = Placement(places, stop)
-        training = Training(strategy, placement, model, layout, build, optimizer, state, stop)
+    cpus = sum(bundle["CPU"] for bundle in bundles_for(strategy, threads, gpus))
+    with ray_session(int(cpus), stop):
+        placement = Placement(strategy, threads, gpus)
+        training = Training(
+            strategy, placement, model, layout, build, optimizer, state, threads, stop
+        )
         try:
             yield training
         finally:

@@ -9,51 +9,46 @@ epoch has the same meaning under every strategy, and what is decided between two
 which samples the next one skips, is based on all losses of the previous one.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
 import torch
-from ray.exceptions import OutOfMemoryError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from torch import Tensor, nn
 
-from fineprune.distributed.parameter_servers.batches import BatchKey
 from fineprune.distributed.parameter_servers.epoch import (
+    BatchKey,
     Epoch,
-    EpochResult,
+    Stepped,
     add_seconds,
-    number_of_samples,
+    divided,
 )
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
-from fineprune.distributed.parameter_servers.failures import (
-    cause_of,
-    dead_actor,
-    failure_of,
-)
+from fineprune.distributed.parameter_servers.failures import RAISED, Behind, cause_of, root_of
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout, not_served
-from fineprune.distributed.parameter_servers.placement import Placement, available
+from fineprune.distributed.parameter_servers.placement import Placement
+from fineprune.distributed.parameter_servers.processes import (
+    Event,
+    EventKind,
+    Group,
+    Process,
+    ProcessKind,
+    report,
+)
 from fineprune.distributed.parameter_servers.ray_session import RayHealth
 from fineprune.distributed.parameter_servers.server import (
     MakeOptimizer,
     Server,
-    first_state,
-    held_by,
+    loaded,
+    state_of,
 )
 from fineprune.distributed.parameter_servers.start import RayLost
-from fineprune.distributed.parameter_servers.units import Group, Unit
 from fineprune.distributed.parameter_servers.update_rule import Gradient, UpdateRule
-from fineprune.distributed.parameter_servers.worker import (
-    Array,
-    Arrays,
-    Build,
-    Member,
-    Saved,
-    Step,
-    Worker,
-)
+from fineprune.distributed.parameter_servers.worker import Array, Arrays, Build, Worker
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import RunError
 
@@ -61,33 +56,21 @@ from fineprune.errors import RunError
 _LOOK_SECONDS = 0.5
 # An interval between two looks that shows that this process was suspended.
 _SUSPENDED_SECONDS = 10.0
-# How long after an error of a member of a group the death of another may come that explains it.
-_GRACE_SECONDS = 5.0
 # If the parameters are rolled back so many times without getting beyond their furthest version, the
 # training ends, because the same cause would kill the server again.
 _FRUITLESS_ROLLBACKS = 5
-# Seconds between two reports that actors wait for CPUs.
-_REPORT_EVERY = 10.0
-
-Stop = Callable[[], bool]
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """A call of an actor's method that has not returned.
 
     Attributes:
-        unit, place: The actor.
-        name: The method.
-        since: When the actor could begin with it.
-        era: The number of rollbacks before it.
+        process: The actor.
+        then: Function that is called with what it returns.
     """
 
-    unit: Unit
-    place: int
-    name: str
-    since: float
-    era: int
+    process: Process
+    then: Callable[[Any], None]
 
 
 class Training:
@@ -102,46 +85,51 @@ class Training:
         build: Build,
         optimizer: MakeOptimizer,
         state: dict[str, Any] | None,
-        stop: Stop,
+        threads: int,
+        stop: Callable[[], bool],
     ) -> None:
-        self._strategy, self._placement, self._stop = strategy, placement, stop
-        self._layout = layout
+        self._strategy, self._placement, self._layout = strategy, placement, layout
+        self._threads, self._stop = threads, stop
         quorum = strategy.quorum if strategy.synchronous else None
         self._rule = UpdateRule(quorum, strategy.staleness_bound)
         self._build, self._optimizer = ray.put(build), ray.put(optimizer)
         self._health = RayHealth()
-        # The last state that all servers have saved, and its version. Those that are being saved.
+        self._calls: dict[Any, _Call] = {}  # by Ray's reference to the answer, the oldest one first
+        self._oldest: Any = None
+        self._looked = self._since = time.monotonic()  # since when it is the oldest
+        # The last state that all servers have saved, and its version.
         if state is None:
             flat = layout.flat(model).cpu()
-            self._saved = [first_state(flat[layout.part(i)]) for i in range(layout.servers)]
+            parts = [flat[layout.part(server)].clone() for server in range(layout.servers)]
+            self._saved = [state_of(part, None, version=0) for part in parts]
         else:
             self._saved = [content.numpy() for content in state["servers"]]
-        self._saved_version = self.version = held_by(self._saved[0])[0]
-        self._saving: dict[int, dict[int, Array]] = {}
+        self._saved_version = self.version = loaded(self._saved[0])["version"]
+        self._furthest_version = self._fruitless_rollbacks = 0
         # The buffers and, because servers do not hold them either, the frozen parameters.
         tensors = not_served(model) if state is None else state["buffers"]
         self._buffers = {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
         self._epoch = Epoch(0, [], lambda applied: 0.0, strategy)
-        self._calls: dict[Any, _Call] = {}
-        self._arrived: list[Group] = []  # those whose gradients wait, in the order of arrival
-        self._answers: dict[tuple[int, int], Saved] = {}
-        self._era = self._furthest_version = self._fruitless_rollbacks = 0
-        self._looked = time.monotonic()
-        self._waited = self._reported = 0.0  # for CPUs, in seconds
         # Ray's references to the parameters of each server.
         self._parameters: list[Any] = [None] * strategy.servers
         self._servers = [
-            Unit(ProcessKind.SERVER, index, 1, self._make) for index in range(strategy.servers)
+            Process(ProcessKind.SERVER, index, self._make) for index in range(strategy.servers)
         ]
+        workers = [
+            Process(ProcessKind.WORKER, rank, self._make) for rank in range(strategy.workers)
+        ]
+        size = strategy.group
         self._groups = [
-            Group(ProcessKind.WORKER, index, strategy.group, self._make)
+            Group(index, workers[index * size : (index + 1) * size])
             for index in range(strategy.groups)
         ]
+        self._group_of = {worker: group for group in self._groups for worker in group.workers}
+        self._processes = [*self._servers, *workers]
         for server in self._servers:
             server.start()
             self._begin_server(server)
-        for group in self._groups:
-            self._start_group(group, [] if state is None else state["random"])
+        for worker in workers:
+            self._start_worker(worker, None if state is None else state["random"][worker.index])
 
     # -- public methods ---------------------------------------------------------------------------
 
@@ -151,11 +139,10 @@ class Training:
         If the training was asked to stop, this returns earlier.
 
         Raises:
-            RunError: A group died repeatedly, or a server before all servers had started.
+            InputError: There are too few resources.
+            RunError: A worker or a server died repeatedly.
         """
-        while not all(unit.ready for unit in (*self._servers, *self._groups)):
-            if self._stop():
-                return
+        while self._starting and not self._stop():
             self._go_on()
 
     def run_epoch(
@@ -166,8 +153,8 @@ class Training:
         *,
         weights: Tensor | None = None,
         applied: int = 0,
-        stop: Stop = lambda: False,
-    ) -> EpochResult:
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Epoch:
         """Train an epoch to its end, or until ``stop`` returns True.
 
         Args:
@@ -180,33 +167,32 @@ class Training:
             weights: The weight of each sample's loss, float32, shape (N,), on the CPU, where N is
                 the number of samples in the data set; None for equal weights.
             applied: The number of batches that were applied before the epoch was stopped
-                (``EpochResult.applied``). The parameters must be those at that time. These batches
+                (``Epoch.applied``). The parameters must be those at that time. These batches
                 are not used, and may be empty.
             stop: Function that is called repeatedly and returns whether to stop. After it has
-                returned True, no further batch is leased, and leased batches are finished if they
-                make up whole updates. Then exactly the first ``EpochResult.applied`` batches are
-                applied, and a later training can continue from ``state()``.
+                returned True, leased batches are finished, with what completes their update. Then
+                exactly the first ``Epoch.applied`` batches are applied, and a later training
+                can continue from ``state()``.
 
         Raises:
             InputError: A batch is empty.
-            RunError: A group or a server died repeatedly, without progress in between.
+            RunError: A worker or a server died repeatedly, without progress in between.
             RemoteError: A worker or a server raised an exception.
             RayLost: Ray itself has ended.
         """
         self._settle()
         self._epoch = made = Epoch(epoch, batches, rate, self._strategy, weights, applied, stop)
-        for group in self._groups:
-            group.first = True
         self._decide()
-        while made.batches.remaining or not self._updated:
+        while made.remaining or self._serving:
             self._go_on()
         began = time.perf_counter()
         self._settle()
-        while made.batches.remaining:  # A server died meanwhile.
+        while made.remaining:  # A server died meanwhile.
             self._go_on()
             self._settle()
-        made.result.snapshot_seconds = time.perf_counter() - began
-        return made.finish()
+        made.snapshot_seconds = time.perf_counter() - began
+        made.count_samples()
+        return made
 
     def load_into(self, model: nn.Module) -> None:
         """Copy the parameters and buffers into a model. No epoch may be running.
@@ -216,8 +202,8 @@ class Training:
         those that the training started from.
         """
         self._settle()
-        self._layout.load(model, torch.cat([held_by(state)[1] for state in self._saved]))
-        self._ask(self._groups[:1])
+        self._layout.load(model, torch.cat([loaded(state)["parameters"] for state in self._saved]))
+        self._ask(self._groups[0].workers[:1])
         for name, tensor in not_served(model).items():
             tensor.copy_(torch.tensor(self._buffers[name]))
 
@@ -229,17 +215,14 @@ class Training:
         started).
         """
         self._settle()
-        self._ask(self._groups)
-        found = [
-            self._answers.get((group.index, place))
-            for group in self._groups
-            for place in range(group.size)
-        ]
+        workers = list(self._group_of)
+        found = self._ask(workers)
+        random = [found.get(worker.index) for worker in workers]
         return {
             "layout": self._layout.contents,
             "servers": [torch.tensor(state) for state in self._saved],
             "buffers": _tensors(self._buffers),
-            "random": [one and one.random and _tensors(one.random) for one in found],
+            "random": [states and _tensors(states) for states in random],
         }
 
     def take_deaths(self) -> dict[ProcessKind, int]:
@@ -247,99 +230,62 @@ class Training:
 
         They include those whose deaths are noticed before the first epoch or between two epochs.
         """
-        kinds: dict[ProcessKind, Sequence[Unit]] = {
-            ProcessKind.WORKER: self._groups,
-            ProcessKind.SERVER: self._servers,
-        }
-        deaths = {kind: sum(unit.deaths for unit in units) for kind, units in kinds.items()}
-        for unit in (*self._groups, *self._servers):
-            unit.deaths = 0
+        deaths = dict.fromkeys(ProcessKind, 0)
+        for process in self._processes:
+            deaths[process.kind] += process.deaths
+            process.deaths = 0
         return deaths
 
     def close(self) -> None:
         """End all actors, and give their resources back."""
         self._calls.clear()
-        if self._health.answers:
-            for unit in (*self._groups, *self._servers):
-                unit.kill()
+        with contextlib.suppress(RayLost):
+            self._health.check(patience=0.0)
+            for process in self._processes:
+                process.kill()
             self._placement.release()
 
     # -- the loop ---------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
         """Wait for an answer, process it, and request what follows."""
+        ready: list[Any] = []
         if self._calls:
             ready, _ = ray.wait(list(self._calls), timeout=_LOOK_SECONDS)
         else:
             time.sleep(_LOOK_SECONDS)
-            ready = []
         for reference in ready:
             call = self._calls.pop(reference)
+            call.process.pending -= 1
             try:
                 answer = ray.get(reference)
             except RayError as error:
-                self._failed(call, error)
+                self._failed(call, root_of(error))
             else:
-                self._answered(call, answer)
+                call.then(answer)
         self._look()
         self._decide()
 
-    def _answered(self, call: _Call, answer: Any) -> None:
-        unit, place = call.unit, call.place
-        if isinstance(unit, Group):
-            if call.name == "begin":
-                unit.note_begun(place, answer)
-            elif call.name == "save":
-                self._answers[unit.index, place] = answer
-            else:
-                self._stepped(unit, place, call, answer)
-        elif call.name == "begin":
-            unit.note_begun(place, answer)
-        elif call.name == "update":
-            self._renew(answer)
-        elif call.name == "snapshot" and call.era == self._era:
-            version, state, seconds = answer
-            add_seconds(self._epoch.result.servers[unit.index], seconds)
-            # A copy, so that Ray can free its own.
-            self._saving[version][unit.index] = np.array(state)
-            if len(self._saving[version]) == len(self._servers):
-                self._saved = [held for _, held in sorted(self._saving.pop(version).items())]
-                self._saved_version = version
+    def _call(self, process: Process, answer: Any, then: Callable[[Any], None]) -> None:
+        """Note a call of an actor, with Ray's reference to its answer; see ``_Call``."""
+        process.pending += 1
+        self._calls[answer] = _Call(process, then)
 
-    def _stepped(self, group: Group, place: int, call: _Call, answer: Any) -> None:
-        group.busy -= 1
-        rank = group.index * group.size + place
-        add_seconds(self._epoch.result.workers[rank].seconds, answer.seconds)
-        if call.era == self._era:
-            group.stepped[place] = answer
-        if not group.busy:
-            group.fruitless_deaths, group.failure = 0, None
+    def _forget(self, process: Process) -> None:
+        """Wait no longer for the answers of an actor."""
+        calls = self._calls.items()
+        self._calls = {answer: call for answer, call in calls if call.process is not process}
+        process.pending = 0
 
-    def _failed(self, call: _Call, error: RayError) -> None:
-        """Find out whose failure ended a call, and recover from it if it is a death."""
-        unit, place = call.unit, call.place
-        failure, dead = failure_of(error), dead_actor(error)
-        if failure is not None and failure.kind != "behind":
-            if unit.size == 1:
-                raise failure.again()
-            assert isinstance(unit, Group)
-            unit.failure = unit.failure or (failure, time.monotonic())
-            return
-        if isinstance(unit, Group) and call.name == "step":
-            unit.busy -= 1
-        own = unit.where[place]
-        if dead is not None and own is not None and dead != own.actor:
-            # One that made an argument: a server that lives no more, or not any longer.
-            server = next(
-                (s for s in self._servers if s.where[0] and s.where[0].actor == dead), None
-            )
-            if server is not None:
-                self._died(server, {0: cause_of(error)})
-        elif dead is not None or isinstance(error, OutOfMemoryError):
-            self._died(unit, {place: cause_of(error)})
-        elif call.era == self._era:
-            # A gradient or parameters were lost with their node.
-            self._roll_back({}, failure.line if failure else cause_of(error))
+    @property
+    def _starting(self) -> bool:
+        """Whether an actor has not begun."""
+        return any(process.where is None for process in self._processes)
+
+    @property
+    def _serving(self) -> bool:
+        """Whether a server has not executed all that it was told."""
+        return any(server.pending for server in self._servers)
 
     def _look(self) -> None:
         """Look for actors that hang, for unexplained errors, and at Ray itself."""
@@ -348,241 +294,239 @@ class Training:
         if passed < _LOOK_SECONDS:
             return
         self._looked = now
-        self._health.check()
-        if passed > _SUSPENDED_SECONDS:  # This process was suspended, and perhaps all others.
-            self._renew(None)
-        for group in self._groups:
-            if group.failure is not None and now - group.failure[1] > _GRACE_SECONDS:
-                raise group.failure[0].again()
-        self._report_waiting(passed)
-        limit = self._strategy.silence_seconds
-        silent = next((c for c in self._calls.values() if now - c.since > limit), None)
-        if silent is not None:
-            reason = f"killed because it did not answer for {limit:g} s"
-            self._died(silent.unit, {silent.place: reason})
-            self._renew(None)  # The others may have waited for it.
-
-    def _renew(self, version: int | None) -> None:
-        """Let the time of calls begin now: of all, or of steps whose parameters exist since now."""
-        now = time.monotonic()
-        for reference, call in self._calls.items():
-            unit = call.unit
-            if version is None or (isinstance(unit, Group) and unit.version == version):
-                self._calls[reference] = _Call(unit, call.place, call.name, now, call.era)
-
-    def _report_waiting(self, passed: float) -> None:
-        """Report actors that wait for CPUs, from time to time. This is no silence of theirs."""
-        starting = [unit for unit in (*self._servers, *self._groups) if not unit.ready]
-        if not starting or not self._health.answers or not self._placement.unplaced():
-            if self._reported and not starting:
-                self._placement.report_shared_nodes()
-                self._waited = self._reported = 0.0
-            return
-        self._renew(None)
-        self._waited += passed
-        if self._waited >= self._reported + _REPORT_EVERY:
-            self._reported = self._waited
-            names = [f"{unit.kind.value} {unit.index * unit.size}" for unit in starting]
-            reason = f"{self._waited:.0f} s so far for {', '.join(names)}, on {available()}"
-            report(Event(EventKind.WAITING, reason=reason))
+        answers = self._health.check()
+        waits = answers and self._starting and self._placement.waits(passed)
+        # A call waits for older ones only. So nobody but its actor holds up the oldest one, unless
+        # there are no CPUs for it, or this process and perhaps all others were suspended.
+        oldest, limit = next(iter(self._calls), None), self._strategy.silence_seconds
+        if oldest is not self._oldest or waits or passed > _SUSPENDED_SECONDS:
+            self._oldest, self._since = oldest, now
+        elif oldest is not None and now - self._since > limit:
+            silent = self._calls[oldest].process
+            self._died(silent, f"killed because it did not answer for {limit:g} s")
 
     # -- updates and steps ------------------------------------------------------------------------
 
     def _decide(self) -> None:
         """Apply the gradients that may be applied, and lease batches to the idle groups."""
         epoch = self._epoch
-        if not all(server.ready for server in self._servers):
+        if any(server.where is None for server in self._servers):
             return
-        if epoch.stopping:
-            for index in epoch.batches.stop(self._strategy.quorum):
-                self._groups[index].release()
+        epoch.look_for_stop()
         while taken := self._next_update():
             self._update(taken)
-        leased = [group for group in self._groups if group.idle and self._lease(group)]
+        idle = [group for group in self._groups if group.idle]
+        for group in idle:
+            if self._rule.may_start(len(epoch.leased)):
+                group.lease = epoch.lease(group.index)
         # The groups without a lease get the lowest batches.
-        absent = max(0, self._strategy.quorum - len(epoch.batches.leased))
-        for group in leased:
-            self._step(group, epoch.batches.announce(group.index, absent))
+        absent = max(0, self._strategy.quorum - len(epoch.leased))
+        for group in idle:
+            if group.lease is not None:
+                self._step(group, group.lease, epoch.announce(group.index, absent))
 
     def _next_update(self) -> list[Group]:
-        leased = [self._groups[index] for index in self._epoch.batches.leased.values()]
-        waiting = [Gradient(group.index, group.version) for group in self._in_order(leased)]
-        computing = [Gradient(g.index, g.version) for g in leased if not g.waiting]
-        remaining = self._epoch.batches.remaining
-        taken = self._rule.next_update(waiting, computing, self.version, remaining)
+        """Return the groups whose gradients make the next update; none if it has to wait."""
+        leased = [self._groups[index] for index in self._epoch.leased.values()]
+        waiting = sorted((g for g in leased if g.arrived), key=lambda group: group.arrived)
+        taken = self._rule.next_update(
+            [Gradient(group.index, group.version) for group in waiting],
+            [Gradient(group.index, group.version) for group in leased if not group.arrived],
+            self.version,
+            self._epoch.remaining,
+        )
         return [self._groups[gradient.worker] for gradient in taken]
-
-    def _in_order(self, leased: Sequence[Group]) -> list[Group]:
-        """Return the groups whose gradients wait, in the order of their arrival."""
-        waiting = [group for group in leased if group.waiting]
-        self._arrived = [group for group in self._arrived if group in waiting]
-        self._arrived += [group for group in waiting if group not in self._arrived]
-        return self._arrived
 
     def _update(self, taken: Sequence[Group]) -> None:
         """Let the servers apply the gradients of groups, and discard those that come too late."""
         epoch, strategy = self._epoch, self._strategy
         staleness = self.version - taken[0].version
-        rate = epoch.rate(epoch.batches.done)
+        rate = epoch.rate(epoch.applied)
         if strategy.rate_by_staleness:
             rate /= max(1, staleness)
         groups = {group.lease: group for group in taken if group.lease is not None}
-        computed = {batch: group.computed for batch, group in groups.items()}
+        computed = {
+            batch: [group.stepped[place] for place in group.shares]
+            for batch, group in groups.items()
+        }
         self.version += 1
         shares = epoch.apply(self.version, staleness, computed)
         for index, server in enumerate(self._servers):
             gradients = [groups[batch].gradients[index] for batch in shares]
-            method = server.actors[0].update.options(num_returns=2)
             arguments = self.version, rate, list(shares.values()), *gradients
-            done, self._parameters[index] = method.remote(*arguments)
-            self._note(done, server, 0, "update")
-        batches = ", ".join(map(str, shares))
-        report(Event(EventKind.UPDATED, reason=f"batches {batches}", version=self.version))
+            done, self._parameters[index] = server.actor.update.remote(*arguments)
+            self._call(server, done, partial(add_seconds, epoch.servers[index]))
+        line = f"updated to version {self.version}: batches {', '.join(map(str, shares))}"
+        report(Event(EventKind.UPDATED, line, version=self.version))
         for group in taken:
             group.release()
         if strategy.synchronous:
-            for batch, index in list(epoch.batches.leased.items()):
-                self._groups[index].release()
-                epoch.batches.give_back(batch)
-                epoch.result.dropped += 1
-        if strategy.snapshot_every and epoch.updates % strategy.snapshot_every == 0:
+            for batch, late in list(epoch.leased.items()):
+                self._groups[late].release()
+                epoch.give_back(batch)
+                epoch.dropped += 1
+        if strategy.snapshot_every and len(epoch.by_version) % strategy.snapshot_every == 0:
             self._snapshot()
 
-    def _lease(self, group: Group) -> bool:
-        """Lease a batch to a group if it may start; return whether it got one."""
-        batches = self._epoch.batches
-        if self._rule.may_start(len(batches.leased)):
-            group.lease = batches.lease(group.index)
-        return group.lease is not None
-
-    def _step(self, group: Group, following: int | None) -> None:
+    def _step(self, group: Group, batch: int, following: int | None) -> None:
         """Let a group compute the gradient of its batch, and load the one that may follow."""
-        epoch, batch, size = self._epoch, group.lease, group.size
-        assert batch is not None
-        indices, weights = epoch.indices(batch), epoch.weights(batch)
-        group.version, group.busy, group.stepped = self.version, size, {}
-        group.report(0, EventKind.LEASED, batch=BatchKey(epoch.number, batch))
-        for place, actor in enumerate(group.actors):
-            further = None
-            if following is not None:
-                samples = _part(epoch.indices(following), place, size)
-                further = BatchKey(epoch.number, following), samples
-            step = Step(
-                BatchKey(epoch.number, batch),
-                _part(indices, place, size),
-                None if weights is None else _part(weights, place, size),
-                number_of_samples(len(indices), place, size) / len(indices),
-                group.first,
-                further,
-            )
-            number = 1 if place else 1 + len(self._servers)
-            made = actor.step.options(num_returns=number).remote(step, *self._parameters)
-            if not place:
-                made, *group.gradients = made
-            self._note(made, group, place, "step")
-        group.first = False
+        epoch = self._epoch
 
-    def _note(self, reference: Any, unit: Unit, place: int, name: str) -> None:
-        self._calls[reference] = _Call(unit, place, name, time.monotonic(), self._era)
+        def of(number: int, place: int) -> tuple[BatchKey, Array]:
+            part = divided(epoch.batches[number], len(group.workers))[place]
+            return BatchKey(epoch.number, number), part
+
+        group.version = self.version
+        key, size = BatchKey(epoch.number, batch), len(epoch.batches[batch])
+        told = f"batch {batch} of epoch {epoch.number}"
+        group.workers[0].report(EventKind.LEASED, told, key)
+        for place, worker in enumerate(group.workers):
+            samples = of(batch, place)
+            if not len(samples[1]):
+                continue  # The batch has fewer samples than the group has members.
+            group.shares[place] = len(samples[1]) / size
+            method = worker.actor.step.options(num_returns=1 + len(self._servers))
+            further = None if following is None else of(following, place)
+            arguments = samples, epoch.weights(samples[1]), further, *self._parameters
+            done, *group.parts[place] = method.remote(*arguments)
+            self._call(worker, done, partial(self._stepped, worker, place))
+
+    def _stepped(self, worker: Process, place: int, answer: Stepped) -> None:
+        """Note that a gradient exists; if it is the last of its group, they can be averaged."""
+        group = self._group_of[worker]
+        add_seconds(self._epoch.workers[worker.index].seconds, answer.seconds)
+        if len(group.workers) == 1:
+            worker.fruitless_deaths = 0
+        if group.lease is None:  # An update was made without this gradient.
+            return
+        group.stepped[place] = answer
+        if len(group.stepped) < len(group.shares):
+            return
+        if len(group.workers) == 1:
+            group.gradients, group.arrived = group.parts[0], time.monotonic()
+            return
+        leader = group.workers[0]
+        method = leader.actor.average.options(num_returns=1 + len(self._servers))
+        gradients = [part for one in group.shares for part in group.parts[one]]
+        done, *group.gradients = method.remote(list(group.shares.values()), *gradients)
+        self._call(leader, done, partial(self._averaged, group))
+
+    def _averaged(self, group: Group, seconds: dict[str, float]) -> None:
+        add_seconds(self._epoch.workers[group.workers[0].index].seconds, seconds)
+        for worker in group.workers:
+            worker.fruitless_deaths = 0
+        if group.lease is not None:
+            group.arrived = time.monotonic()
 
     # -- the state of the servers and the workers -------------------------------------------------
 
-    @property
-    def _updated(self) -> bool:
-        """Whether all servers have executed all updates."""
-        names = ("begin", "update")
-        return not any(c.unit in self._servers and c.name in names for c in self._calls.values())
-
     def _snapshot(self) -> None:
-        """Let all servers save this version, unless they have done so or do so."""
-        if self.version == self._saved_version or self.version in self._saving:
-            return
-        self._saving[self.version] = {}
+        """Let all servers save this version."""
+        version, parts = self.version, dict[int, Array]()
+
+        def note(index: int, state: Array) -> None:
+            parts[index] = np.array(state)  # a copy, so that Ray can free its own
+            if len(parts) == len(self._servers):
+                self._saved = [parts[server.index] for server in self._servers]
+                self._saved_version = version
+
         for server in self._servers:
-            self._note(server.actors[0].snapshot.remote(), server, 0, "snapshot")
+            saved = server.actor.snapshot.remote()
+            self._call(server, saved, partial(note, server.index))
 
     def _settle(self) -> None:
         """Run the loop until all servers have executed and saved all updates."""
-        while not self._updated or self.version != self._saved_version:
-            if self._updated:
+        while self._serving or self.version != self._saved_version:
+            if not self._serving:
                 self._snapshot()
             self._go_on()
 
-    def _ask(self, groups: Sequence[Group]) -> None:
-        """Ask workers for their buffers and random states; take over the first one's buffers."""
-        self._answers.clear()
-        for group in groups:
-            if group.ready:
-                for place, actor in enumerate(group.actors):
-                    self._note(actor.save.remote(), group, place, "save")
-        while any(call.name == "save" for call in self._calls.values()):
+    def _ask(self, workers: Sequence[Process]) -> dict[int, Arrays]:
+        """Ask workers for their buffers and random states; take over the first one's buffers.
+
+        Returns:
+            The states of the generators by rank, without those of workers that are being started.
+        """
+        found: dict[int, tuple[Arrays, Arrays]] = {}
+        asked = []
+        for worker in workers:
+            if worker.where is not None:
+                asked.append(worker.actor.save.remote())
+                self._call(worker, asked[-1], partial(found.__setitem__, worker.index))
+        while any(reference in self._calls for reference in asked):
             self._go_on()
-        if (0, 0) in self._answers:
-            self._buffers |= self._answers[0, 0].buffers
+        if 0 in found:
+            self._buffers |= found[0][0]
+        return {rank: random for rank, (_, random) in found.items()}
 
     # -- starts, deaths and rollbacks -------------------------------------------------------------
 
-    def _make(self, kind: ProcessKind, index: int) -> Any:
-        """Make an actor, as soon as Ray's own processes answer: Ray would hang before."""
-        while not self._health.answers:
-            if self._stop():
-                raise RayLost("Ray's own processes do not answer")
-            time.sleep(_LOOK_SECONDS)
-            self._health.check()
-        actor: Any = ray.remote(Worker if kind is ProcessKind.WORKER else Server)
-        options = self._placement.options(kind, index)
-        return actor.options(**options).remote(self._placement.places.threads)
+    def _make(self, process: Process) -> Any:
+        """Make an actor."""
+        self._health.check(patience=0.0)  # Else Ray might hang.
+        actor: Any = ray.remote(Worker if process.kind is ProcessKind.WORKER else Server)
+        options = self._placement.options(process.kind, process.index)
+        return actor.options(**options).remote(self._threads)
 
-    def _begin_server(self, server: Unit) -> None:
+    def _begin_server(self, server: Process) -> None:
         """Give a server the last saved state, also in place of the one that it has."""
-        method = server.actors[0].begin.options(num_returns=2)
-        state = self._saved[server.index]
-        arguments = self._layout, server.index, self._optimizer, state
-        begun, self._parameters[server.index] = method.remote(*arguments)
-        self._note(begun, server, 0, "begin")
+        arguments = self._layout, server.index, self._optimizer, self._saved[server.index]
+        begun, self._parameters[server.index] = server.actor.begin.remote(*arguments)
+        self._call(server, begun, server.note_begun)
 
-    def _start_group(self, group: Group, random: Sequence[dict[str, Tensor] | None]) -> None:
-        """Start a group; ``random`` holds the states of the generators of all workers, if known."""
-        group.start()
-        size = group.size
-        store = group.actors[0].open.remote() if size > 1 else None
-        narrow = self._strategy.gradients == "bfloat16"
-        for place, actor in enumerate(group.actors):
-            rank = group.index * size + place
-            known = (random[rank] if random else None) or {}
-            generators = {name: state.numpy() for name, state in known.items()}
-            saved = Saved(self._buffers, generators or None)
-            member = Member(rank, size, len(self._servers), narrow)
-            self._note(actor.begin.remote(self._build, member, saved, store), group, place, "begin")
+    def _start_worker(self, worker: Process, random: dict[str, Tensor] | None = None) -> None:
+        """Start a worker; ``random`` holds the states of its generators, if they are known."""
+        worker.start()
+        states = {name: state.numpy() for name, state in (random or {}).items()} or None
+        arguments = self._build, worker.index, self._strategy, self._buffers, states
+        self._call(worker, worker.actor.begin.remote(*arguments), worker.note_begun)
 
-    def _died(self, unit: Unit, dead: Mapping[int, str]) -> None:
-        """Recover from the death of an actor."""
-        if not isinstance(unit, Group):
-            self._roll_back({unit.index: dead[0]}, f"server {unit.index} died: {dead[0]}")
-            return
-        self._forget(unit)
-        self._epoch.batches.orphan(unit.index)
-        unit.end(dead, "a member of its group died")
-        self._start_group(unit, [])
-
-    def _roll_back(self, dead: Mapping[int, str], reason: str) -> None:
-        """Return all servers to the last saved state, starting those that died again.
+    def _failed(self, call: _Call, error: Exception) -> None:
+        """Find out whose failure ended a call, and recover from it if it is a death.
 
         Args:
-            dead: The indices of the servers that died or hang, each with the reason.
-            reason: The reason of the rollback.
+            call: The call.
+            error: What ``root_of`` returned.
         """
-        counts = not dead
-        for index, cause in dead.items():
-            server = self._servers[index]
-            began = server.ready or server.starts > 1
-            counts = server.end({0: cause}, "") or counts
-            if not began:
-                raise RunError(
-                    "a server died before the training began: check that its node has enough "
-                    "memory for its part of the parameters, and twice that for the optimizer's "
-                    "state"
-                )
+        process = call.process
+        if isinstance(error, RAISED) and not isinstance(error, Behind):
+            raise error
+        dead, own = error.actor_id if isinstance(error, RayActorError) else None, process.where
+        if dead is not None and own is not None and dead != own.actor:
+            # It made an argument. If it was replaced since, there is nothing to do.
+            for other in self._processes:
+                if other.where is not None and other.where.actor == dead:
+                    self._died(other, cause_of(error))
+        elif dead is not None or isinstance(error, OutOfMemoryError):
+            self._died(process, cause_of(error))
+        elif process not in self._group_of or self._group_of[process].lease is not None:
+            # A gradient or parameters were lost with their node.
+            self._roll_back(cause_of(error))
+
+    def _died(self, process: Process, reason: str) -> None:
+        """Recover from the death of an actor."""
+        if process.kind is ProcessKind.SERVER:
+            counts = process.end(reason)
+            self._roll_back(f"server {process.index} died: {reason}", process, counts=counts)
+            return
+        self._forget(process)
+        self._end_lease(self._group_of[process])
+        process.end(reason)
+        self._start_worker(process)
+
+    def _end_lease(self, group: Group) -> None:
+        """Queue again what a group has."""
+        self._epoch.orphan(group.index)
+        group.release()
+
+    def _roll_back(self, reason: str, dead: Process | None = None, *, counts: bool = True) -> None:
+        """Return all servers to the last saved state.
+
+        Args:
+            reason: The reason.
+            dead: A server that has ended, and is started again.
+            counts: Whether this is a rollback that a further one like it makes fruitless.
+        """
         if self.version > self._furthest_version:
             self._furthest_version, self._fruitless_rollbacks = self.version, 0
         self._fruitless_rollbacks += counts
@@ -591,39 +535,18 @@ class Training:
                 f"the servers were rolled back {_FRUITLESS_ROLLBACKS} times without getting beyond "
                 f"version {self._furthest_version}; the last time: {reason}"
             )
-        self._era += 1
-        self._saving.clear()
         for group in self._groups:
-            self._epoch.batches.orphan(group.index)
-            group.release()
-            if group.busy and group.size > 1:
-                # Some members may wait in a collective for others that got no parameters.
-                self._forget(group)
-                group.end({}, "a server died")
-                self._start_group(group, [])
+            self._end_lease(group)
         self.version = self._saved_version
         undone = self._epoch.undo(self.version)
         told = f"{undone} batches are queued again" if undone else "no update is undone"
-        report(Event(EventKind.ROLLED_BACK, reason=told, version=self.version))
+        line = f"rolled back to version {self.version}: {told}"
+        report(Event(EventKind.ROLLED_BACK, line, version=self.version))
         for server in self._servers:
             self._forget(server)
-            if server.index in dead:
+            if server is dead:
                 server.start()
             self._begin_server(server)
-
-    def _forget(self, unit: Unit) -> None:
-        """Wait no longer for the answers of a unit."""
-        self._calls = {ref: call for ref, call in self._calls.items() if call.unit is not unit}
-
-
-def _part(samples: Array, place: int, size: int) -> Array:
-    """Return the samples that a member is sent, as many as ``number_of_samples`` says.
-
-    Even a member that gets none has to step, because the others wait for it. It is sent the first
-    one.
-    """
-    part = np.array_split(samples, size)[place]
-    return part if len(part) else samples[:1]
 
 
 def _tensors(arrays: Arrays) -> dict[str, Tensor]:

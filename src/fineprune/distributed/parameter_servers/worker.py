@@ -1,32 +1,26 @@
 """A worker: a Ray actor with one replica of the model, which computes gradients of batches.
 
-The path of a gradient: the driver calls ``Worker.step`` with the servers' parameters; its backward
-pass writes into a flat tensor, which DDP averages over the group, and of which each server gets its
-part: the driver hands these to ``Server.update`` without having received them.
+The path of a gradient: the driver calls ``Worker.step`` with the servers' parameters; the backward
+pass writes into a flat tensor, of which each server gets its part. The driver hands these to
+``Server.update`` without having received them, those of a group first to ``Worker.average``.
 """
 
-import os
-import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import ray
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket, PrefixStore, TCPStore
-from torch.nn.parallel import DistributedDataParallel
 
-from fineprune.distributed.parameter_servers.batches import BatchKey
+from fineprune.distributed.parameter_servers.epoch import BatchKey, Stepped
 from fineprune.distributed.parameter_servers.failures import told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
-from fineprune.distributed.parameter_servers.prefetch import Prefetch
-from fineprune.distributed.parameter_servers.server import Actor, Started
-from fineprune.errors import InputError
+from fineprune.distributed.parameter_servers.processes import Started
+from fineprune.distributed.parameter_servers.server import Actor, weighted_sum
+from fineprune.distributed.strategy import Strategy
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
@@ -41,12 +35,10 @@ class Replica(Protocol):
     False.
 
     Attributes:
-        model: The network without a wrapper. All parameters are on one device and have one type.
-            Frozen ones (``requires_grad=False``) are received once, at the start. The values of the
-            others are moved into a flat tensor, so nothing that was made from the model
-            before (such as a compiled model) may depend on where they were stored. In a group,
-            ``model`` is replaced by the model wrapped in DDP, and ``step`` must call ``self.model``
-            exactly once.
+        model: The network. All parameters are on one device and have one type. Frozen ones
+            (``requires_grad=False``) are received once, at the start. The values of the others are
+            moved into a flat tensor, so nothing that was made from the model before (such as a
+            compiled model) may depend on where they were stored.
     """
 
     model: nn.Module
@@ -80,250 +72,144 @@ class Replica(Protocol):
 Build = Callable[[int], Replica]
 
 
-@dataclass(frozen=True)
-class Member:
-    """The place of a worker in the training.
-
-    Attributes:
-        rank: The rank among all workers. The members of a group have successive ranks.
-        members: The size of the group.
-        servers: The number of servers.
-        narrow: Whether gradients travel as bfloat16.
-    """
-
-    rank: int
-    members: int
-    servers: int
-    narrow: bool
-
-    @property
-    def place(self) -> int:
-        """The place in the group. Place 0, the leader, returns the group's gradient."""
-        return self.rank % self.members
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The buffers and frozen parameters of a worker, by name, and the states of its generators.
-
-    ``random`` is None if the worker shall begin with the states that its replica starts with.
-    """
-
-    buffers: Arrays
-    random: Arrays | None
-
-
-@dataclass(frozen=True)
-class Step:
-    """A part of a batch.
-
-    Attributes:
-        key: The epoch and the batch.
-        indices: The indices of the samples, int64, shape (B,), B > 0.
-        weights: The weight of each sample's loss, float32, shape (B,); None for equal weights.
-        share: The weight of this member's gradient in the group's mean; 0 if the samples are not
-            its own, and it only takes part.
-        first: Whether the time since the last step is not part of the epoch.
-        following: The batch that probably follows, and its indices; None if there is none.
-    """
-
-    key: BatchKey
-    indices: Array
-    weights: Array | None
-    share: float
-    first: bool
-    following: tuple[BatchKey, Array] | None
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """What a step found out.
-
-    Attributes:
-        losses: The loss of each sample, float32, shape (B,).
-        watched: What the replica returned besides, by names, one row per sample.
-        seconds: The duration of each phase, in seconds.
-    """
-
-    losses: Array
-    watched: Arrays
-    seconds: dict[str, float]
-
-
 class Worker(Actor):
-    """One member of a group of replicas. A single worker is a group of one.
-
-    DDP averages gradients over the group during the backward pass, with NCCL if the model is on
-    GPUs, otherwise with Gloo. Each member has its own normalisation statistics.
-    """
-
-    @told_as_text
-    def open(self) -> tuple[str, int]:
-        """Open the store in which the members of this leader's group find each other."""
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address[:2], family=family)
-        port = listening.getsockname()[1]
-        # The store owns the socket from now on, and listens on this address only.
-        self._store = TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
-        return host, port
+    """One replica. ``begin`` is called first. Each one has its own normalisation statistics."""
 
     @told_as_text
     def begin(
-        self, build: Build, member: Member, saved: Saved, store: tuple[str, int] | None
+        self, build: Build, rank: int, strategy: Strategy, held: Arrays, random: Arrays | None
     ) -> Started:
-        """Build the replica, and join the other members at the leader's store."""
-        self._member = member
-        self._replica = build(member.rank)
-        model = self._replica.model
-        self._model = model
-        layout = flat_layout(model, member.servers)
+        """Build the replica.
+
+        Args:
+            build: Function that makes the replica.
+            rank: The rank among all workers. The members of a group have successive ranks.
+            strategy: The strategy.
+            held: The buffers and the frozen parameters, by name.
+            random: The states of the generators; None for those that the replica starts with.
+        """
+        self._replica = build(rank)
+        self._model = model = self._replica.model
+        layout = flat_layout(model, strategy.servers)
         self._values, self._gradients = layout.bind(model)
-        self._parts = [layout.part(server) for server in range(member.servers)]
+        self._parts = [layout.part(server) for server in range(strategy.servers)]
+        self._narrow, self._alone = strategy.gradients == "bfloat16", strategy.group == 1
         self._device = self._values.device
         self._on_cpu = self._device.type == "cpu"
         # Ray carries arrays on the CPU. If the model is on the CPU, no copies are needed.
         self._down = self._values if self._on_cpu else self._values.cpu().pin_memory()
         self._up = self._gradients if self._on_cpu else self._gradients.cpu().pin_memory()
         overlaps = getattr(self._replica, "overlaps", True)
-        self._batches = Prefetch(self._replica.load, overlaps=overlaps)
-        self._left: float | None = None  # the time at which the last step ended
-        self._share = 1.0
-        self._reduced = 0.0  # the time at which the last all-reduce started
+        self._loader = ThreadPoolExecutor(1, "load") if overlaps else None
+        self._loading: dict[BatchKey, Future[Any]] = {}
+        self._last = -1, 0.0  # the epoch and the end of the last step
         for name, tensor in not_served(model).items():
-            tensor.copy_(torch.tensor(saved.buffers[name]))
-        if saved.random is not None:
-            torch.set_rng_state(torch.tensor(saved.random["cpu"]))
-            if "cuda" in saved.random:
-                torch.cuda.set_rng_state(torch.tensor(saved.random["cuda"]), self._device)
-        if store is not None:
-            self._join(*store)
+            tensor.copy_(torch.tensor(held[name]))
+        if random is not None:
+            torch.set_rng_state(torch.tensor(random["cpu"]))
+            if "cuda" in random:
+                torch.cuda.set_rng_state(torch.tensor(random["cuda"]), self._device)
         return self.started()
 
     @told_as_text
-    def step(self, step: Step, *parameters: Array) -> Any:
-        """Compute the gradient of a part of a batch, averaged over the group.
+    def step(
+        self,
+        samples: tuple[BatchKey, Array],
+        weights: Array | None,
+        following: tuple[BatchKey, Array] | None,
+        *parameters: Array,
+    ) -> tuple[Any, ...]:
+        """Compute the gradient of a batch, or of a part of it.
 
         Args:
-            step: The batch.
+            samples: The batch, and the indices of the samples, int64, shape (B,), B > 0.
+            weights: The weight of each sample's loss, float32, shape (B,); None for equal weights.
+            following: The same as ``samples`` of the batch that probably follows; None if none is.
             parameters: The parameters that each server holds.
 
         Returns:
-            ``Stepped``, followed by the leader by the part of each server of the gradient, which is
+            ``Stepped``, and the part of each server of the gradient. A worker without a group sends
             int16 in place of bfloat16.
         """
-        clock = _Clock(None if step.first else self._left)
-        wanted = {step.key: step.indices}
-        if step.following is not None:
-            wanted[step.following[0]] = step.following[1]
-        self._batches.begin(wanted)
+        seconds: dict[str, float] = {}
+        epoch, now = self._last
+
+        def lap(phase: str) -> None:
+            nonlocal now
+            before, now = now, time.perf_counter()
+            seconds[phase] = now - before
+
+        lap("wait")
+        if epoch != samples[0].epoch:
+            del seconds["wait"]
+        loaded = self._begin_to_load(samples, following)
         down = self._down.numpy()
         for part, values in zip(self._parts, parameters, strict=True):
             np.copyto(down[part], values)
         if not self._on_cpu:
             self._values.copy_(self._down)
-        clock.lap("pull")
         self._gradients.zero_()
-        batch = self._batches.take(step.key, step.indices)
-        clock.lap("data")
-        self._share = step.share
-        output = self._replica.step(
-            batch, None if step.weights is None else torch.tensor(step.weights)
-        )
+        lap("pull")
+        batch = loaded()
+        lap("data")
+        output = self._replica.step(batch, None if weights is None else torch.tensor(weights))
         losses, watched = output if isinstance(output, tuple) else (output, {})
         stepped = Stepped(
             losses.detach().float().cpu().numpy(),
             {name: rows.cpu().numpy() for name, rows in watched.items()},
-            clock.seconds,
+            seconds,
         )
-        if self._member.members > 1 and self._on_cpu:
-            # The part of the all-reduce that does not overlap with the backward pass. It is not
-            # measured on GPUs, whose operations are asynchronous.
-            clock.lap("compute", self._reduced)
-            clock.lap("group reduce")
         if not self._on_cpu:
             self._up.copy_(self._gradients)
-        clock.lap("compute")
-        if not step.share:
-            none = {name: rows[:0] for name, rows in stepped.watched.items()}
-            stepped = Stepped(stepped.losses[:0], none, clock.seconds)
-        self._left = clock.now
-        if self._member.place:
-            return stepped
-        up = self._up
-        if self._member.narrow:
-            up = up.to(torch.bfloat16).view(torch.int16)
+        lap("compute")
+        self._last = samples[0].epoch, now
+        up = _narrow(self._up) if self._narrow and self._alone else self._up
         return stepped, *(up[part].numpy() for part in self._parts)
 
     @told_as_text
-    def save(self) -> Saved:
+    def average(self, shares: Sequence[float], *gradients: Array) -> tuple[Any, ...]:
+        """Average the gradients of a group, whose leader this is.
+
+        Args:
+            shares: The weight of each member's gradient.
+            gradients: The parts of each member's gradient, one for each server.
+
+        Returns:
+            The seconds of each phase, and the part of each server of the mean.
+        """
+        began = time.perf_counter()
+        means = []
+        for server, part in enumerate(self._parts):
+            mean = torch.empty_like(self._up[part])
+            weighted_sum(shares, gradients[server :: len(self._parts)], out=mean)
+            means.append((_narrow(mean) if self._narrow else mean).numpy())
+        return {"group reduce": time.perf_counter() - began}, *means
+
+    @told_as_text
+    def save(self) -> tuple[Arrays, Arrays]:
         """Return the buffers, and the states of the generators from which a step draws."""
         buffers = {name: held.detach().cpu().numpy() for name, held in self._model.named_buffers()}
         random = {"cpu": torch.get_rng_state().numpy()}
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device).numpy()
-        return Saved(buffers, random)
+        return buffers, random
 
-    def _join(self, host: str, port: int) -> None:
-        _choose_interface(loopback=host.startswith("127."))
-        if self._member.place:
-            self._store = TCPStore(host, port)
-        dist.init_process_group(
-            "gloo" if self._on_cpu else "nccl",
-            store=PrefixStore("group", self._store),
-            rank=self._member.place,
-            world_size=self._member.members,
-        )
-        # The servers send the parameters, and each member has its own buffers.
-        replicated = DistributedDataParallel(self._model, broadcast_buffers=False, init_sync=False)
-        replicated.register_comm_hook(None, self._reduce)
-        self._replica.model = replicated
-
-    def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Sum a part of the gradient over the group, weighted by each member's share."""
-        self._reduced = time.perf_counter()
-        gradient = bucket.buffer()
-        if self._share:
-            gradient.mul_(self._share)
-        else:
-            gradient.zero_()
-        work = dist.all_reduce(gradient, async_op=True)
-        assert work is not None
-        summed: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
-        return summed
+    def _begin_to_load(
+        self, samples: tuple[BatchKey, Array], following: tuple[BatchKey, Array] | None
+    ) -> Callable[[], Any]:
+        """Begin to load a batch and the one that follows; return a function that waits for it."""
+        if self._loader is None:
+            return lambda: self._replica.load(samples[0], torch.tensor(samples[1]))
+        wanted = dict([samples, following] if following else [samples])
+        for key in self._loading.keys() - wanted.keys():
+            self._loading.pop(key).cancel()
+        for key, indices in wanted.items():
+            if key not in self._loading:
+                load = self._loader.submit(self._replica.load, key, torch.tensor(indices))
+                self._loading[key] = load
+        return self._loading.pop(samples[0]).result
 
 
-def _choose_interface(*, loopback: bool) -> None:
-    """Check the interface that the user chose for groups; choose loopback on one machine."""
-    known = [name for _, name in socket.if_nameindex()]
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        given = os.environ.get(variable)
-        if given is None and loopback:
-            # Otherwise, Gloo would listen on the address that the host name resolves to.
-            os.environ[variable] = "lo" if "lo" in known else "lo0"
-        elif variable.startswith("GLOO") and given is not None and given not in known:
-            raise InputError(
-                f"expected {variable} to name a network interface, one of {', '.join(known)}, got "
-                f"{given!r}"
-            )
-
-
-class _Clock:
-    """The duration of each phase; the time since the end of the last step is phase ``wait``."""
-
-    def __init__(self, left: float | None) -> None:
-        self.now = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-        if left is not None:
-            self.seconds["wait"] = self.now - left
-
-    def lap(self, name: str, now: float | None = None) -> None:
-        now = time.perf_counter() if now is None else now
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self.now
-        self.now = now
+def _narrow(gradient: Tensor) -> Tensor:
+    """Return bfloat16 as int16, because NumPy has no bfloat16."""
+    return gradient.to(torch.bfloat16).view(torch.int16)

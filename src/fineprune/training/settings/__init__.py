@@ -5,14 +5,12 @@ A wrong value raises an error before anything is built.
 
 from fineprune.training.settings.data import DataSettings
 from fineprune.training.settings.network import NetworkSettings
-from fineprune.training.settings.pruning import PruningSettings
 from fineprune.training.settings.run import RunSettings
 from fineprune.training.settings.training import TrainingSettings
 
 __all__ = [
     "DataSettings",
     "NetworkSettings",
-    "PruningSettings",
     "RunSettings",
     "TrainingSettings",
 ]

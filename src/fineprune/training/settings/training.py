@@ -1,13 +1,12 @@
 """The training section of a recipe."""
 
 import dataclasses
-import json
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
 from fineprune.errors import InputError
-from fineprune.training.convert import Count, Positive, Share, Whole
+from fineprune.training.convert import Count, OnlyWith, Positive, Share, Whole, complete
 
 # A schedule is planned epoch by epoch before the training, which takes seconds for this number.
 _MOST_EPOCHS = 100_000
@@ -18,16 +17,17 @@ ScheduleName = Literal[
 ]
 
 _RMSPROP = ("rmsprop", "rmsprop-tf")
-# The settings that only some optimizers or schedules have, with the default where they apply.
-_ONLY_WITH: dict[str, tuple[str, tuple[str, ...], Any]] = {
-    "momentum": ("optimizer", ("sgd", *_RMSPROP), 0.9),
-    "nesterov": ("optimizer", ("sgd",), False),
-    "decay": ("optimizer", _RMSPROP, 0.9),
-    "epsilon": ("optimizer", _RMSPROP, None),
-    "milestones": ("schedule", ("milestones",), ()),
-    "gamma": ("schedule", ("milestones",), 0.2),
-    "rates": ("schedule", ("rates",), ()),
-    "warmup": ("schedule", tuple(name for name in get_args(ScheduleName) if name != "rates"), 0),
+_SGD_LIKE = ("sgd", *_RMSPROP)
+_WITHOUT_RATES = [name for name in get_args(ScheduleName) if name != "rates"]
+_ONLY_WITH: OnlyWith = {
+    "momentum": ("optimizer", dict.fromkeys(_SGD_LIKE, 0.9)),
+    "nesterov": ("optimizer", {"sgd": False}),
+    "decay": ("optimizer", dict.fromkeys(_RMSPROP, 0.9)),
+    "epsilon": ("optimizer", dict.fromkeys(_RMSPROP)),
+    "milestones": ("schedule", {"milestones": ()}),
+    "gamma": ("schedule", {"milestones": 0.2}),
+    "rates": ("schedule", {"rates": ()}),
+    "warmup": ("schedule", dict.fromkeys(_WITHOUT_RATES, 0)),
 }
 
 
@@ -92,19 +92,7 @@ class TrainingSettings:
     evaluate_last: Count = 3
 
     def __post_init__(self) -> None:
-        fields = {field.name: field for field in dataclasses.fields(self)}
-        for name, (other, allowed, default) in _ONLY_WITH.items():
-            value, unset = getattr(self, name), fields[name].default
-            if getattr(self, other) in allowed:
-                if value is None:  # The dataclass is frozen for its users.
-                    object.__setattr__(self, name, default)
-            elif value != unset and value != []:  # An empty list of TOML is an empty tuple.
-                none = "none" if unset is None else json.dumps(unset)
-                raise InputError(
-                    f"expected training.{name} with training.{other} = {' or '.join(allowed)} "
-                    f"only, got {json.dumps(value)} with {getattr(self, other)!r}: set "
-                    f"training.{name} = {none}"
-                )
+        complete("training", self, _ONLY_WITH)
         if self.warmup > self.epochs:
             raise InputError(
                 f"expected training.warmup in [0, {self.epochs}], got {self.warmup}: it cannot be "
