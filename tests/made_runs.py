@@ -14,7 +14,6 @@ from fineprune.pruning.policies.policy import Training
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.comparison import Comparison, ListedRun, write_comparison
 from fineprune.runs.files import append_metrics, epoch_file
-from fineprune.runs.history import pack_epoch
 from fineprune.runs.run import Run
 from fineprune.runs.summary import Hardware, Summary, write_summary
 from fineprune.training.learning_rate import rate_at
@@ -141,10 +140,9 @@ def _make_history(folder: Path, recipe: Recipe, epoch: int, kept: int, height: f
     losses = 2.5 * height * noise.uniform(0.7, 1.3, number)
     hard = np.random.default_rng(recipe.run.seed).permutation(number)[: number // 20]
     losses[hard] = 6 * (1 - height) * noise.uniform(0.7, 1.3, len(hard))
-    losses[noise.permutation(number)[kept:]] = -np.inf  # They were skipped.
+    losses[noise.permutation(number)[kept:]] = np.nan  # They were skipped.
     folder.mkdir(exist_ok=True)
-    records = pack_epoch(losses.astype(np.float16), np.full(number, -1), classes=10)
-    np.save(epoch_file(folder, epoch), records)
+    np.save(epoch_file(folder, epoch), losses.astype(np.float16))
 
 
 def _make_counts(
@@ -159,8 +157,6 @@ def _make_counts(
 
 
 def _summary(recipe: Recipe, arm: str, lines: list[dict[str, Any]]) -> Summary:
-    full = [line["seconds"] for line in lines if not line["pruned"]]
-    pruned = [line["seconds"] for line in lines if line["pruned"]]
     accuracies = [line["test_accuracy"] for line in lines if line["test_accuracy"] is not None]
     samples_full = _train_size(recipe) * recipe.training.epochs
     return made_summary(
@@ -175,12 +171,10 @@ def _summary(recipe: Recipe, arm: str, lines: list[dict[str, Any]]) -> Summary:
         samples_full=samples_full,
         skipped_share=sum(line["skipped"] for line in lines) / samples_full,
         steps=sum(line["steps"] for line in lines),
-        pruned_epochs=len(pruned),
+        pruned_epochs=sum(line["pruned"] for line in lines),
         seconds_train=sum(line["seconds"] for line in lines),
         seconds_bookkeeping=sum(line["bookkeeping_seconds"] for line in lines),
         seconds_evaluate=sum(line["evaluate_seconds"] for line in lines),
-        median_full_epoch_seconds=statistics.median(full) if full else None,
-        median_pruned_epoch_seconds=statistics.median(pruned) if pruned else None,
         accuracy_last=accuracies[-1],
         accuracy_best3=statistics.fmean(sorted(accuracies)[-3:]),
     )
@@ -208,8 +202,6 @@ _INVENTED = Summary(
     seconds_train=100.0,
     seconds_bookkeeping=2.0,
     seconds_evaluate=5.0,
-    median_full_epoch_seconds=10.0,
-    median_pruned_epoch_seconds=None,
     accuracy_last=0.9,
     accuracy_best3=0.91,
     top5_last=None,

@@ -1,4 +1,4 @@
-"""The history of a run: one loss and one prediction per sample and epoch."""
+"""The history of a run: one loss per sample and epoch."""
 
 import itertools
 import re
@@ -10,10 +10,9 @@ from resuming import train_until
 
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError
-from fineprune.runs.history import pack_epoch, read_evidence, read_history
+from fineprune.runs.history import read_evidence, read_history
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import read_training_set
-from fineprune.training.data import load_data
 from fineprune.training.recipe import make_recipe
 from fineprune.training.sample_history import SampleHistory
 from fineprune.training.trainer import train
@@ -30,7 +29,6 @@ RECIPE = {
     },
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
-EVERY = np.arange(200)
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +47,6 @@ def test_each_epoch_has_the_losses_of_the_samples_that_it_trained(whole):
         mean = losses[trained].astype(np.float64).mean()
         assert mean == pytest.approx(line["train_loss"], rel=1e-3)
     assert (~history.trained).any()
-
-
-def test_predictions_are_known_exactly_for_trained_samples(whole):
-    history = read_history(whole, 200)
-    np.testing.assert_array_equal(history.predicted(EVERY) >= 0, history.trained)
-    assert history.predicted(EVERY).max() < 10
-
-
-def test_the_prediction_is_the_label_if_its_probability_is_above_one_half(whole):
-    labels = load_data(make_recipe(RECIPE)).labels
-    history = read_history(whole, 200)
-    sure = np.nan_to_num(history.losses, nan=9.0) < np.log(2) - 0.01
-    assert sure.any()
-    assert (history.predicted(EVERY) == labels)[sure].all()
 
 
 def test_a_run_stopped_inside_an_epoch_has_the_same_history(whole, tmp_path, monkeypatch):
@@ -86,35 +70,16 @@ def test_no_history_is_kept_if_the_recipe_turns_it_off(tmp_path, whole):
     assert metrics[0] == metrics[1]
 
 
-def test_an_epoch_is_written_with_three_bytes_per_sample(whole):
+def test_an_epoch_is_written_with_two_bytes_per_sample(whole):
     size = (whole / "history" / "epoch-0001.npy").stat().st_size
-    assert 600 <= size <= 600 + 256  # NumPy's header takes the rest.
-
-
-@pytest.mark.parametrize(
-    ("classes", "size"),
-    [(254, 3), (255, 3), (256, 4), (1200, 4), (65_535, 4), (65_536, 6), (100_000, 6)],
-)
-def test_packed_values_can_be_read_again(tmp_path, classes, size):
-    losses = np.array([0.5, -np.inf, np.inf, 2.0], np.float16)
-    predictions = np.array([classes - 1, -1, 0, -1])
-    records = pack_epoch(losses, predictions, classes)
-    assert records.itemsize == size
-    (tmp_path / "history").mkdir()
-    np.save(tmp_path / "history" / "epoch-0003.npy", records)
-    history = read_history(tmp_path, 4)
-    assert history.epochs == [2]
-    np.testing.assert_array_equal(history.losses[0], np.array([0.5, np.nan, np.inf, 2.0]))
-    np.testing.assert_array_equal(history.predicted(np.arange(4))[0], predictions)
+    assert 400 <= size <= 400 + 256  # NumPy's header takes the rest.
 
 
 def test_losses_that_are_not_finite_or_too_large_are_infinite():
     history = SampleHistory(4, "cpu")
-    losses = torch.tensor([1.0, torch.nan, 1e6])
-    history.add(torch.tensor([2, 0, 3]), losses, torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]))
-    stored, predictions = history.merged(RankGroup(0, 1))
+    history.add(torch.tensor([2, 0, 3]), torch.tensor([1.0, torch.nan, 1e6]))
+    stored = history.merged(RankGroup(0, 1))
     assert stored.tolist() == [torch.inf, -torch.inf, 1.0, torch.inf]
-    assert predictions.tolist() == [0, -1, 1, 1]
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", None])
@@ -139,7 +104,6 @@ def test_damaged_evidence_is_refused_without_advice_to_run_its_code(tmp_path, co
         file.write_bytes(content)
     with pytest.raises(InputError, match="evidence on 200 labels") as error:
         read_evidence(tmp_path, 200)
-    assert str(error.value).endswith(": restore the file, or train again")
     assert not re.search("weights.only|options", str(error.value))
 
 

@@ -40,6 +40,9 @@ def paper(
             "hour, on CIFAR-10 if it is in data.dir, or else on the embedded digits.",
         ),
     ] = False,
+    seeds: Annotated[
+        int, typer.Option(help="The number of runs (seeds) of each training [3 of LeNet].", min=0)
+    ] = 0,
     jobs: Annotated[
         int, typer.Option(help="Paper 1: the number of runs to train at the same time.", min=0)
     ] = 0,
@@ -67,12 +70,14 @@ def paper(
     page, given = folder / REPORT, changes or ()
     with progress() as update:
         if which is Paper.ONE:
-            for comparisons in paper_one(folder, given, full=full, jobs=jobs, on_progress=update):
+            for comparisons in paper_one(
+                folder, given, full=full, seeds=seeds, jobs=jobs, on_progress=update
+            ):
                 runs = read_runs(comparisons)
                 write_paper_one(runs, page)
             claims = claims_one(runs)
         else:
-            paper_two(folder, given, full=full, on_progress=update)
+            paper_two(folder, given, full=full, seeds=seeds, on_progress=update)
             scaling = read_scaling(folder)
             rows = scale_rows(scaling.runs)
             write_paper_two(scaling, rows, page)

@@ -63,6 +63,14 @@ class Difference:
         """The upper end of the 95 % interval; None with one pair."""
         return None if self.half_width is None else self.mean + self.half_width
 
+    def points(self) -> str:
+        """Return the difference of fractions in percentage points, with half its interval if any.
+
+        The space is one at which lines do not break.
+        """
+        half = "" if self.half_width is None else f"\N{NO-BREAK SPACE}±{100 * self.half_width:.2f}"
+        return f"{100 * self.mean:+.2f}{half}"
+
     def equivalence(self, margin: float) -> float | None:
         """Return the p-value of two one-sided t-tests (TOST, Schuirmann 1987).
 

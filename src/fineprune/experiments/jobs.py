@@ -35,13 +35,11 @@ class Ended:
         diverged: What it said when its training diverged; None if it is finished, or if the run
             that it needs has diverged.
         said: The warnings of a finished run.
-        seconds: The wall-clock time of its process; None if it continued an earlier one.
     """
 
     run: PlannedRun
     diverged: str | None = None
     said: tuple[str, ...] = ()
-    seconds: float | None = None
 
 
 def run_jobs(
@@ -100,7 +98,6 @@ class _Process(subprocess.Popen[bytes]):
         # All nodes of a job read the recipe. It is hidden, since it is no file of a user.
         self._recipe = run.folder.with_name(f".{run.folder.name}.toml")
         self._log = run.folder.with_name(f"{run.folder.name}.log")
-        self._began = None if run.folder.exists() else time.perf_counter()
         if jobs > 1 and not recipe.run.threads and not (run.folder / RECIPE).exists():
             recipe = recipe.replaced("run", threads=max(1, available_cores() // jobs))
         make_folder(run.folder.parent)
@@ -133,8 +130,7 @@ class _Process(subprocess.Popen[bytes]):
         if status:
             raise RunError(f"{self.run.name!r} failed: {last}")
         self._log.unlink()
-        seconds = None if self._began is None else time.perf_counter() - self._began
-        return Ended(self.run, said=tuple(said), seconds=seconds)
+        return Ended(self.run, said=tuple(said))
 
 
 def _text(log: Path) -> str:

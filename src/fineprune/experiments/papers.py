@@ -59,6 +59,7 @@ def paper_one(
     changes: Sequence[str] = (),
     *,
     full: bool = False,
+    seeds: int = 0,
     jobs: int = 0,
     on_progress: OnProgress = lambda line, done, total: None,
 ) -> Iterator[list[Path]]:
@@ -68,6 +69,7 @@ def paper_one(
         folder: The folder to which the comparison of each network is written.
         changes: Changes of all recipes, as for ``read_recipe``.
         full: Whether to train all ten networks for 200 epochs on CIFAR-10.
+        seeds: The number of runs of each arm; 0 for three of LeNet and one of the other networks.
         jobs: The number of runs that train at the same time; 0 for one per core (at most two) in
             the small training, and for one in the full one.
         on_progress: See ``OnProgress``.
@@ -80,13 +82,13 @@ def paper_one(
         recipe = recipe_one(network, changes, full=full)
         small_jobs = min(2, available_cores()) if resolved(recipe).run.device == "cpu" else 1
         title = f"paper 1, {network}"
-        for arms, seeds in ((_ARMS, _SEEDS.get(network, 1)), ((WATCHED,), 2)):
+        for arms, number in ((_ARMS, seeds or _SEEDS.get(network, 1)), ((WATCHED,), 2)):
             if arms == _ARMS or network == "lenet":  # Figure 2 shows two runs of one network.
                 compare(
                     recipe,
                     folder / network,
                     title=title,
-                    seeds=seeds,
+                    seeds=number,
                     arms=arms,
                     jobs=jobs or (1 if full else small_jobs),
                     on_progress=_named(network, on_progress),
@@ -126,6 +128,7 @@ def paper_two(
     changes: Sequence[str] = (),
     *,
     full: bool = False,
+    seeds: int = 0,
     on_progress: OnProgress = lambda line, done, total: None,
 ) -> None:
     """Train the configurations of [D]; the folder is then that of a scaling experiment.
@@ -135,15 +138,17 @@ def paper_two(
         changes: Changes of the recipe, as for ``read_recipe``.
         full: Whether to train ResNet-50 as in the paper, with its configurations. They need the
             data and a cluster.
+        seeds: The number of runs of each configuration; 0 for three on the digits, else one.
         on_progress: See ``OnProgress``.
     """
-    recipe, seeds = recipe_two(changes, full=full)
-    chosen = configurations_two(full=full, seeds=seeds)
+    recipe = recipe_two(changes, full=full)
+    number = seeds or (3 if recipe.data.name == "digits" else 1)
+    chosen = configurations_two(full=full, seeds=number)
     scale(recipe, folder, chosen, title="paper 2", on_progress=on_progress)
 
 
-def recipe_two(changes: Sequence[str], *, full: bool) -> tuple[Recipe, int]:
-    """Return the recipe of [D], and the number of seeds; see ``paper_two``."""
+def recipe_two(changes: Sequence[str], *, full: bool) -> Recipe:
+    """Return the recipe of [D]; see ``paper_two``."""
     if full:
         name = Path("paper/mvso-resnet50")
         recipe = read_recipe(name, changes)
@@ -152,12 +157,12 @@ def recipe_two(changes: Sequence[str], *, full: bool) -> tuple[Recipe, int]:
                 f"expected the training images in {recipe.data.train}, found none: see "
                 f"docs/mvso.md, or set data.name, data.train and data.test to other data"
             )
-        return recipe, 1
+        return recipe
     name = Path("strategies")
     if not _has_cifar10(read_recipe(name, changes)):
-        return read_recipe(name, changes), 3
+        return read_recipe(name, changes)
     size = ("data.train_size=10000", "training.batch_size=128", "training.lr=0.1")
-    return read_recipe(name, ["data.name=cifar10", *size, *changes]), 1
+    return read_recipe(name, ["data.name=cifar10", *size, *changes])
 
 
 def configurations_two(*, full: bool, seeds: int = 1) -> list[Configuration]:

@@ -24,7 +24,7 @@ from fineprune.experiments.planned_run import (
     with_seed,
 )
 from fineprune.launcher import check_not_launched
-from fineprune.runs.files import DURATION, SCALING, write_json
+from fineprune.runs.files import SCALING, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.training.data import load_data
 from fineprune.training.hardware import available_cores, resolved
@@ -117,8 +117,6 @@ def scale(
             run, configuration = ended.run, planned[ended.run.folder][0]
             if ended.diverged is not None:
                 raise RunError(f"{run.name!r} failed: {ended.diverged}")
-            if ended.seconds is not None:
-                write_json(run.folder / DURATION, {"seconds": ended.seconds})
             check_finished(run, digests, "experiment")
             seed = f", seed {run.recipe.run.seed}"
             name = run.name + (seed if configuration.seeds > 1 else "")

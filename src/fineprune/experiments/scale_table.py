@@ -14,7 +14,7 @@ import numpy as np
 
 from fineprune.errors import InputError
 from fineprune.experiments.configurations import ONE, Configuration, configuration
-from fineprune.runs.files import DURATION, SCALING, read_json
+from fineprune.runs.files import SCALING, read_json
 from fineprune.runs.run import Run, read_run, split_by
 from fineprune.training.served_epochs import added, staleness_figures
 
@@ -31,13 +31,10 @@ class Scaled:
     Attributes:
         configuration: The configuration that was trained.
         run: The finished run.
-        seconds_other: The wall-clock time of the run's processes in seconds, excluding training and
-            evaluation; None if the run was interrupted, because the time is then not known.
     """
 
     configuration: Configuration
     run: Run
-    seconds_other: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,6 @@ class ScaleRow:
         accuracy_last: The accuracy after the last epoch, as a fraction.
         accuracy_deviation: The standard deviation of this accuracy over the seeds; None for one.
         seconds: The training time, in seconds.
-        seconds_other: The time in seconds that the run's processes took for everything except
-            training and evaluation, such as starting Ray.
         target_loss: The mean training loss to reach; None if it is not given and a configuration
             has no epoch on all data.
         epochs_to_target, samples_to_target, seconds_to_target: What a run takes until its
@@ -123,7 +118,6 @@ class ScaleRow:
     accuracy_last: float
     accuracy_deviation: float | None
     seconds: float
-    seconds_other: float | None
     target_loss: float | None
     epochs_to_target: float | None
     samples_to_target: float | None
@@ -148,7 +142,7 @@ def read_scaling(folder: Path) -> Scaling:
     listed = read_json(folder / SCALING, dict[str, Any])
     try:
         runs = [
-            _read_scaled(configuration(run["configuration"]), folder / run["path"])
+            Scaled(configuration(run["configuration"]), read_run(folder / run["path"]))
             for run in listed["runs"]
         ]
         return Scaling(str(listed["title"]), bool(listed["same_update"]), runs)
@@ -157,14 +151,6 @@ def read_scaling(folder: Path) -> Scaling:
             f"expected title, same_update and runs in {folder / SCALING}, at least one is missing: "
             f"run fineprune scale again"
         ) from error
-
-
-def _read_scaled(trained: Configuration, folder: Path) -> Scaled:
-    run, other = read_run(folder), None
-    if (folder / DURATION).exists():
-        other = read_json(folder / DURATION, dict[str, float])["seconds"]
-        other -= run.summary.seconds_train + run.summary.seconds_evaluate
-    return Scaled(trained, run, other)
 
 
 def scale_rows(
@@ -221,7 +207,6 @@ def _row(
     gradients = sum(map(_gradients, runs))
     dropped = sum(epoch["dropped"] for epoch in served)
     accuracies = [run.summary.accuracy_last for run in runs]
-    other = [scaled.seconds_other for scaled in group if scaled.seconds_other is not None]
     return ScaleRow(
         configuration=config.text,
         strategy=config.strategy,
@@ -238,7 +223,6 @@ def _row(
         accuracy_last=statistics.mean(accuracies),
         accuracy_deviation=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         seconds=statistics.mean(run.summary.seconds_train for run in runs),
-        seconds_other=statistics.mean(other) if len(other) == len(group) else None,
         target_loss=target_loss,
         epochs_to_target=epochs,
         samples_to_target=samples,

@@ -122,31 +122,22 @@ def choose_rates(folder: Path, trials: Sequence[PlannedRun]) -> None:
 
 
 def rate_lines(rates: ChosenRates) -> Iterator[str]:
-    """Yield for each arm which rate was chosen, and how far the others differ beside chance."""
+    """Yield for each arm which rate was chosen, and how far the others differ, in points."""
     # Imported here, because scipy takes long.
     from fineprune.experiments.arm_table import mean_difference
 
     for name, rate in rates.arms.items():
         best = _known(rate.accuracies[f"{rate.factor:g}"])
-        seeds = f"{len(best)} seed{'' if len(best) == 1 else 's'}"
         line = (
             f"{name}: {rate.factor:g} times the learning rate, {statistics.fmean(best):.2%} on "
-            f"{rates.held_out:,} held-out samples ({seeds})"
+            f"{rates.held_out:,} held-out samples (seeds: {len(best)})"
         )
         for factor, found in rate.accuracies.items():
-            if factor == f"{rate.factor:g}":
-                continue
             if None in found:
                 line += f"; {factor} times: diverged"
-                continue
-            differs = mean_difference([a - b for a, b in zip(_known(found), best, strict=True)])
-            line += f"; {factor} times: {100 * differs.mean:+.2f}"
-            if differs.half_width is not None:
-                line += f" ±{100 * differs.half_width:.2f}"
-                within = abs(differs.mean) <= differs.half_width
-                line += " points, which may be chance" if within else " points"
-            else:
-                line += " points, which may be chance: --tune 3 would say"
+            elif factor != f"{rate.factor:g}":
+                differs = mean_difference([a - b for a, b in zip(_known(found), best, strict=True)])
+                line += f"; {factor} times: {differs.points()} points"
         yield line
 
 

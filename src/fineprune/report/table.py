@@ -132,12 +132,7 @@ def percent(value: float | None, digits: int = 2) -> str:
 
 def points(difference: Difference | None) -> str:
     """Format a difference of fractions in percentage points, with half its 95 % interval if any."""
-    if difference is None:
-        return NOTHING
-    text = f"{100 * difference.mean:+.2f}"
-    if difference.half_width is None:
-        return text
-    return f"{text}\N{NO-BREAK SPACE}±{100 * difference.half_width:.2f}"
+    return NOTHING if difference is None else difference.points()
 
 
 def _width(columns: Sequence[Sequence[str]]) -> int:

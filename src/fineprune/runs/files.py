@@ -27,7 +27,6 @@ COUNTS = "counts"
 COMPARISON = "compare.json"
 RATES = "rates.json"
 SCALING = "scale.json"
-DURATION = "duration.json"
 HISTORY = "history"
 
 # What msgspec says of an object that lacks a key.
@@ -39,7 +38,7 @@ _EPOCH_FILE = re.compile(r"epoch-([0-9]{4,9})\.npy")
 IMAGES = ("train-images.npz", "test-images.npz")
 
 # The files of runs, comparisons and scaling experiments.
-RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, *IMAGES, COMPARISON, RATES, SCALING, DURATION)
+RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, *IMAGES, COMPARISON, RATES, SCALING)
 
 # The page about the runs in a folder, which can be written again.
 REPORT = "report.html"
@@ -81,8 +80,8 @@ def record(content: Any, kind: type[_Record], place: str) -> _Record:
 
 def _damaged(place: str, error: msgspec.ValidationError) -> InputError:
     if missing := _MISSING.match(str(error)):
-        return InputError(f"expected {missing[1]} in {place}, got none: restore the file")
-    return InputError(f"expected {place} as fineprune wrote it, got: {error}: restore the file")
+        return InputError(f"expected {missing[1]} in {place}, got none")
+    return InputError(f"expected {place} as fineprune wrote it, got: {error}")
 
 
 def read_array(path: Path, what: str) -> npt.NDArray[Any]:

@@ -75,7 +75,7 @@ class RunFolder:
         if found != list(range(epochs)):
             raise InputError(
                 f"expected the metrics of {epochs} epochs in {self.metrics}, as in {CHECKPOINT}, "
-                f"got those of the epochs {found}: restore the file, or train into a new folder"
+                f"got those of the epochs {found}"
             )
         write_atomically(self.metrics, "".join(whole_lines(self.metrics)[:epochs]))
         self._clean(from_epoch=epochs)

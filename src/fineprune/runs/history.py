@@ -1,9 +1,7 @@
-"""The history of a run: the loss and the prediction of each training sample in each epoch.
+"""The history of a run: the loss of each training sample in each epoch, and what it ended with.
 
-``history/epoch-0001.npy`` holds one record per sample: ``loss`` (float16, NaN if the epoch did not
-train the sample, infinity if the loss was not finite) and ``prediction`` (the predicted class,
-uint8, uint16 with more than 255 classes, or uint32 with more than 65,535; the largest value if it
-is not known). So an epoch takes three, four or six bytes per sample.
+``history/epoch-0001.npy`` holds one loss per sample (float16, shape (N,)): NaN if the epoch did not
+train the sample, infinity if the loss was not finite.
 
 ``history/evaluated.npy`` holds the labels (row 0) and the predictions (row 1) of the last
 evaluation.
@@ -12,6 +10,7 @@ evaluation.
 ``LabelWatch``. Runs on parameter servers have it only up to ``KEEP_ALL`` classes.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,25 +25,6 @@ from fineprune.runs.files import HISTORY, epoch_files, read_array
 EVALUATED = "evaluated.npy"
 EVIDENCE = "evidence.pt"
 
-Records = npt.NDArray[np.void]
-
-
-def pack_epoch(
-    losses: npt.NDArray[np.float16], predictions: npt.NDArray[np.integer], classes: int
-) -> Records:
-    """Return the records of an epoch, shape (N,).
-
-    Args:
-        losses: The loss of each sample, shape (N,); -inf for a sample that was not trained.
-        predictions: The predicted class of each sample, shape (N,); negative if it is not known.
-        classes: The number of classes.
-    """
-    packed = pack_classes(predictions, classes)
-    records = np.empty(len(losses), dtype=[("loss", "<f2"), ("prediction", packed.dtype)])
-    records["loss"] = np.where(np.isneginf(losses), np.float16(np.nan), losses)
-    records["prediction"] = packed
-    return records
-
 
 def pack_classes(numbers: npt.NDArray[np.integer], classes: int) -> npt.NDArray[np.integer]:
     """Return class numbers in few bytes each; a negative one becomes the largest value."""
@@ -58,6 +38,7 @@ def unpack_classes(packed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     return np.where(packed == unknown, -1, packed.astype(np.int64))
 
 
+@dataclass(frozen=True, eq=False)
 class History:
     """The history of one run, read from its folder.
 
@@ -67,26 +48,13 @@ class History:
             the epoch did not train the sample, infinity if the loss was not finite.
     """
 
-    def __init__(self, epochs: list[int], records: list[Records]) -> None:
-        self.epochs = epochs
-        self.losses: npt.NDArray[np.float16] = np.stack([part["loss"] for part in records])
-        self._predictions = np.stack([part["prediction"] for part in records])
+    epochs: list[int]
+    losses: npt.NDArray[np.float16]
 
     @property
     def trained(self) -> npt.NDArray[np.bool_]:
         """Whether each epoch trained each sample; bool, shape (epochs, N)."""
         return ~np.isnan(self.losses)
-
-    def predicted(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the class that each epoch predicted for some samples.
-
-        Args:
-            index: The indices of the samples; int64, shape (n,).
-
-        Returns:
-            The classes; int64, shape (epochs, n). -1 if the class is not known.
-        """
-        return unpack_classes(self._predictions[:, index])
 
 
 def read_history(
@@ -103,8 +71,9 @@ def read_history(
     files = epoch_files(folder / HISTORY)
     if not files:
         return None
-    records = (_read(file, num_samples) for file in files.values())
-    return History(list(files), [part if index is None else part[index] for part in records])
+    losses = (_read(file, num_samples) for file in files.values())
+    kept = [of_epoch if index is None else of_epoch[index] for of_epoch in losses]
+    return History(list(files), np.stack(kept))
 
 
 def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
@@ -119,7 +88,7 @@ def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
     if classes.dtype.kind != "u" or classes.ndim != 2 or len(classes) != 2:
         raise InputError(
             f"expected labels and predictions in {file}, got {classes.dtype} of shape "
-            f"{classes.shape}: restore the file, or train again"
+            f"{classes.shape}"
         )
     return unpack_classes(classes)
 
@@ -144,7 +113,7 @@ def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
     except Exception as error:  # torch.load has no error of its own for damaged files.
         raise InputError(
             f"expected the evidence on {num_samples} labels in {file}, cannot read it: "
-            f"{reason_of(error)}: restore the file, or train again"
+            f"{reason_of(error)}"
         ) from error
     return watch
 
@@ -164,11 +133,11 @@ def needed_evidence(folder: Path, num_samples: int, purpose: str) -> LabelWatch:
     return watch
 
 
-def _read(file: Path, num_samples: int) -> Records:
-    records: Records = read_array(file, "the history of a run")
-    if records.dtype.names != ("loss", "prediction") or records.shape != (num_samples,):
+def _read(file: Path, num_samples: int) -> npt.NDArray[np.float16]:
+    losses: npt.NDArray[np.float16] = read_array(file, "the history of a run")
+    if losses.dtype != np.float16 or losses.shape != (num_samples,):
         raise InputError(
-            f"expected {num_samples} records of loss and prediction in {file}, got "
-            f"{records.dtype} of shape {records.shape}: restore the file, or train again"
+            f"expected {num_samples} losses (float16) in {file}, got {losses.dtype} of shape "
+            f"{losses.shape}"
         )
-    return records
+    return losses

@@ -192,8 +192,7 @@ def _check_belonging(run: Run) -> None:
     if epochs != list(range(num_epochs)):
         raise InputError(
             f"expected one line for each of the {num_epochs} epochs in {run.path / METRICS}, got "
-            f"{len(epochs)} lines, of the epochs {epochs}: restore the file, or train again into a "
-            f"new folder"
+            f"{len(epochs)} lines, of the epochs {epochs}"
         )
     check_metrics(run.path, run.metrics)
     evaluated_on = run.summary.evaluated_on

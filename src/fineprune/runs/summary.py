@@ -81,8 +81,6 @@ class Summary:
         seconds_train: The wall-clock time of the training, with bookkeeping, without evaluation.
         seconds_bookkeeping: The part of it that was spent on losses, counts and plans.
         seconds_evaluate: The wall-clock time of the evaluations.
-        median_full_epoch_seconds: The median time of the epochs on all data; None without one.
-        median_pruned_epoch_seconds: The same of the epochs that skipped samples.
         accuracy_last: The accuracy after the last epoch.
         accuracy_best3: The mean of the three best accuracies, which the paper reports.
         top5_last: The top-5 accuracy after the last epoch; None with too few classes.
@@ -120,8 +118,6 @@ class Summary:
     seconds_train: float
     seconds_bookkeeping: float
     seconds_evaluate: float
-    median_full_epoch_seconds: float | None
-    median_pruned_epoch_seconds: float | None
     accuracy_last: float
     accuracy_best3: float
     top5_last: float | None

@@ -78,7 +78,7 @@ def read_training_set(folder: Path, num_samples: int) -> TrainingSet:
         )
     expected = f"expected {num_samples} trained samples in {file}, cannot read it"
     # For a damaged archive, NumPy raises many types of exceptions.
-    with explaining(expected, Exception, ": restore the file, or train again"):
+    with explaining(expected, Exception):
         with np.load(file, allow_pickle=False) as arrays:
             keys = _unpacked(arrays["keys"]) if "keys" in arrays else None
             read = TrainingSet(

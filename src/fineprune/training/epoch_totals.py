@@ -41,7 +41,7 @@ class EpochTotals:
         bookkeeping_seconds: The part of ``seconds`` that was spent on choosing samples and on
             recording losses.
         distributed: The report of the parameter servers; empty without them.
-        history: The losses and predictions of the samples; None if the run does not keep them.
+        history: The losses of the samples; None if the run does not keep them.
         started: The time at which the clock was last started, as ``time.perf_counter`` gives it.
     """
 
@@ -112,7 +112,7 @@ class EpochTotals:
         """Continue from the sums of all ranks, which rank 0 takes."""
         history = state.pop("history", None)
         if history is not None and self.history is not None:
-            self.history.load(*history)
+            self.history.load(history)
         if not ranks.main:
             state |= {"loss_sum": self.loss_sum, "part_samples": [0] * PARTS}
             state |= {"broken": 0} if "broken" in state else {}

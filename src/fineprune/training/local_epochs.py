@@ -152,7 +152,7 @@ class LocalEpochs:
             losses = training_losses(logits, y, training)
             with totals.bookkeeping():
                 if totals.history is not None:
-                    totals.history.add(index, losses, logits)
+                    totals.history.add(index, losses)
                 # User-defined data may have probabilities in place of labels.
                 watched = self._records_logits and y.ndim == 1
                 loss = pruner.record(index, losses, *((logits, y) if watched else ()))

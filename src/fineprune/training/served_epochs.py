@@ -127,7 +127,7 @@ class ServedEpochs:
             for update in result.updates:
                 pruner.observe(update.indices, update.losses, **update.watched)
                 if totals.history is not None:
-                    totals.history.add(update.indices, update.losses, update.watched.get("logits"))
+                    totals.history.add(update.indices, update.losses)
                 totals.add(update.losses, updates)
         totals.distributed = _report(result, before)
         if not result.finished:

@@ -1,7 +1,6 @@
 """Computes the summary of a finished run from its metrics."""
 
 import platform
-import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,8 +50,6 @@ def summary(
     strategy, num_samples, evaluated_on = recipe.distributed, data.num_samples, data.evaluated_on
     found = [line[f"{evaluated_on}_accuracy"] for line in metrics]
     accuracies = [accuracy for accuracy in found if accuracy is not None]
-    full = [line["seconds"] for line in metrics if not line["pruned"]]
-    pruned = [line["seconds"] for line in metrics if line["pruned"]]
     samples_full = num_samples * recipe.training.epochs
     best = sorted(accuracies)[-3:]
     suspicion = metrics[-1].get("suspicion")
@@ -69,12 +66,10 @@ def summary(
         samples_full=samples_full,
         skipped_share=_total(metrics, "skipped") / samples_full,
         steps=_total(metrics, "steps"),
-        pruned_epochs=len(pruned),
+        pruned_epochs=sum(line["pruned"] for line in metrics),
         seconds_train=_total(metrics, "seconds"),
         seconds_bookkeeping=_total(metrics, "bookkeeping_seconds"),
         seconds_evaluate=_total(metrics, "evaluate_seconds"),
-        median_full_epoch_seconds=statistics.median(full) if full else None,
-        median_pruned_epoch_seconds=statistics.median(pruned) if pruned else None,
         accuracy_last=accuracies[-1],
         accuracy_best3=sum(best) / len(best),
         top5_last=metrics[-1].get(f"{evaluated_on}_top5"),

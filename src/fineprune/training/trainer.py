@@ -26,7 +26,6 @@ from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.files import append_metrics, epoch_file, read_metrics, write_array
 from fineprune.runs.folder import RunFolder
-from fineprune.runs.history import pack_epoch
 from fineprune.runs.lock import only_writer
 from fineprune.runs.summary import Summary, write_summary
 from fineprune.training.checkpoint import (
@@ -344,9 +343,7 @@ class Trainer:
                 self._write_results(metrics, seen)
         return metrics
 
-    def _write_results(
-        self, metrics: dict[str, Any], seen: tuple[torch.Tensor, torch.Tensor] | None
-    ) -> None:
+    def _write_results(self, metrics: dict[str, Any], seen: torch.Tensor | None) -> None:
         """Evaluate if the recipe asks for it after this epoch, and write what is known of it.
 
         ``seen`` is what ``SampleHistory.merged`` returned; None if the run keeps no history.
@@ -361,9 +358,8 @@ class Trainer:
             found = detection(ranking.scores.cpu().numpy(), ranking.num_suspects, data.wrong)
             metrics["suspicion"] = asdict(found)
         if seen is not None:
-            losses, predictions = (part.numpy() for part in seen)
-            packed = pack_epoch(losses, predictions, data.classes)
-            write_array(epoch_file(files.history, epoch), packed)
+            losses = torch.where(seen.isneginf(), torch.nan, seen)
+            write_array(epoch_file(files.history, epoch), losses.numpy())
         if self._is_last(epoch) and (seen is not None or watch is not None):
             assert evaluation is not None
             make_folder(files.history)

@@ -74,18 +74,16 @@ def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
             ("configuration", lambda row: row.configuration),
             ("last epoch, %", _accuracy),
             ("training, s", lambda row: f"{row.seconds:,.1f}"),
-            ("other, s", lambda row: number(row.seconds_other, ",.1f")),
             ("to the loss, s", lambda row: number(row.seconds_to_target, ",.1f", "never")),
             ("epochs", lambda row: number(row.epochs_to_target, ".2f", "never")),
             ("samples", lambda row: number(row.samples_to_target, ",.0f", "never")),
             ("speedup", lambda row: _ratio(row.speedup_to_target)),
         ),
         "The loss is the mean cross-entropy over as many batches as an epoch has; where it falls "
-        "to the target is interpolated. Speedup is relative to the baseline. Other: the remaining "
-        "time of the run's processes, such as that for starting Ray, without evaluation. With "
-        "several seeds: means, and the standard deviation of the accuracy.",
+        "to the target is interpolated. Speedup is relative to the baseline. With several "
+        "seeds: means, and the standard deviation of the accuracy.",
         [
-            (f"paper: {text}", percent(accuracy, 1), f"{hours:g} h", *[NOTHING] * 4, _ratio(s))
+            (f"paper: {text}", percent(accuracy, 1), f"{hours:g} h", *[NOTHING] * 3, _ratio(s))
             for text, accuracy, hours, s in PAPER_LEARNING
             if paper
         ],

@@ -36,9 +36,8 @@ class RunSettings:
         checkpoint_every: The number of epochs between two checkpoints.
         checkpoint_steps: The number of batches between two checkpoints within an epoch; 0 for none
             within an epoch. A checkpoint waits for the end of an optimizer step.
-        history: Whether to keep the loss and the prediction of each sample in each epoch, for
-            ``fineprune inspect``: three bytes per sample and epoch, four with more than 255
-            classes, six with more than 65,535.
+        history: Whether to keep evidence on the labels, for ``fineprune inspect``, and the loss of
+            each sample in each epoch: two bytes per sample and epoch.
         tensorboard: Whether to write the metrics of each epoch as an event file for TensorBoard
             into the run's folder. This needs the extra ``tensorboard``.
         arm: The name of the run's arm in a comparison; None for the name of the policy.
