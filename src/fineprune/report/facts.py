@@ -1,5 +1,6 @@
 """The facts of a report: what was run, on which data and on which hardware."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run, diverged_runs, split_by
 from fineprune.runs.summary import Summary
+
+# Quartiles of an epoch's time that are further apart are not the training's own.
+_UNSTEADY = 1.5
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -65,10 +69,33 @@ def cautions(runs: Sequence[Run]) -> list[str]:
             sentences.append(f"The runs have different {what} ({named}).")
     folders = distinct(run.comparison for run in runs if run.comparison)
     sentences += [f"A run is missing: {n}." for f in folders for n in diverged_runs(f).values()]
+    sentences += unsteady(runs)
     nonfinite = sum(line["nonfinite"] for run in runs for line in run.metrics)
     if nonfinite:
         sentences.append(f"{nonfinite:,} losses were not finite, and were left out of the counts.")
     return sentences
+
+
+def unsteady(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence if the speed of the machine changed while runs trained; else nothing.
+
+    It did if the quartiles of the seconds per sample of a run's epochs, but the first, are further
+    apart than 1 to 1.5.
+    """
+    ratios = []
+    for run in runs:
+        lines = [line for line in run.metrics[1:] if line["samples"]]
+        if len(lines) > 1:
+            seconds = [line["seconds"] / line["samples"] for line in lines]
+            low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+            ratios.append(high / low)
+    if not ratios or max(ratios) <= _UNSTEADY:
+        return []
+    return [
+        f"The speed of the machine changed while runs trained: the quartiles of the time of an "
+        f"epoch differ up to {max(ratios):.1f} times. Other work probably ran, so times, speedups "
+        f"and what was saved are not reliable."
+    ]
 
 
 def machine(summary: Summary) -> str:

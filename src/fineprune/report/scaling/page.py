@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fineprune.experiments.scale_table import ScaleRow, Scaling
-from fineprune.report.facts import distinct, facts, machine
+from fineprune.report.facts import distinct, facts, machine, unsteady
 from fineprune.report.figures.drawing import drawn
 from fineprune.report.page_template import write_page
 from fineprune.report.scaling.figures import (
@@ -62,6 +62,7 @@ def scale_caveats(scaling: Scaling) -> list[str]:
         "epoch, with the same learning rate.",
         "The configurations were trained one after another. If the speed of the machine varied, "
         "the ratios vary as well.",
+        *unsteady(runs),
         "The paper's results are for ResNet-50 on nodes with four K80 GPUs, connected by "
         "InfiniBand with 56 Gbit/s. They cannot be compared directly with ours.",
     ]
