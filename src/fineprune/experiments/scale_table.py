@@ -5,6 +5,7 @@ step is split into its phases, which that paper leaves as future work. A node is
 group, or a dedicated server.
 """
 
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -235,7 +236,7 @@ def _row(
     epochs, samples, seconds = target or (None, None, None)
     base_target = None if base is None else _to_target([s.run for s in base], target_loss)
     served = [line["distributed"] for run in runs for line in run.metrics if "distributed" in line]
-    staleness = added(epoch["staleness"] for epoch in served)
+    staleness: list[int] = functools.reduce(added, (epoch["staleness"] for epoch in served), [])
     gradients = sum(map(_gradients, runs)) if served else 0
     dropped = sum(epoch["dropped"] for epoch in served)
     accuracies = [run.summary.accuracy_last for run in runs]
@@ -299,7 +300,7 @@ def _each(served: Sequence[dict[str, Any]]) -> tuple[WorkerRow, ...]:
     in_all = sum(worker["samples"] for report in reports for worker in report)
     for rank in range(max(map(len, reports))):
         own = [report[rank] for report in reports if rank < len(report)]
-        staleness = added(worker["staleness"] for worker in own)
+        staleness: list[int] = functools.reduce(added, (worker["staleness"] for worker in own), [])
         share = sum(worker["samples"] for worker in own) / in_all if in_all else 0.0
         phases = _phases([worker["seconds"] for worker in own], sum(staleness))
         rows.append(WorkerRow(share, staleness_figures(staleness)["staleness_mean"], phases))

@@ -8,7 +8,7 @@ sample is trained by one worker per epoch, and all workers follow the same plan.
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,42 +157,40 @@ class ServedEpochs:
 def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
     """Return the ``distributed`` entry of an epoch's metrics.
 
-    ``seconds`` are sums over all processes; ``workers`` and ``servers`` have those of each process.
+    ``staleness`` is the number of updates with a staleness of 0, 1, 2 and so on. ``seconds`` are
+    sums over all processes; ``workers`` and ``servers`` have those of each process.
     ``load_into_model`` adds the deaths since the last epoch's metrics. ``before`` is the entry of
     the part of the epoch that was trained before a stop.
     """
-    histogram = _histogram(result.staleness, before.get("staleness", ()))
-    none: list[dict[str, Any]] = [{}] * max(len(result.workers), len(result.servers))
-    workers = [
-        {
-            "samples": worker.samples + earlier.get("samples", 0),
-            "staleness": _histogram(worker.staleness, earlier.get("staleness", ())),
-            "seconds": _sums(worker.seconds, earlier.get("seconds", {})),
-        }
-        for worker, earlier in zip(result.workers, before.get("workers", none), strict=False)
-    ]
-    sums = ("dropped", "undone")
-    deaths = ("worker_deaths", "server_deaths")
-    return {
-        "staleness": histogram,
-        **staleness_figures(histogram),
-        "applied": result.applied,
-        **{name: before.get(name, 0) + getattr(result, name) for name in sums},
-        **{name: before.get(name, 0) for name in deaths},
-        "seconds": _sums(result.seconds, before.get("seconds", {})),
-        "workers": workers,
-        "servers": list(map(_sums, result.servers, before.get("servers", none))),
+    part = {
+        "staleness": np.bincount(np.array(result.staleness, dtype=np.int64)).tolist(),
+        "dropped": result.dropped,
+        "undone": result.undone,
+        "worker_deaths": 0,
+        "server_deaths": 0,
+        "seconds": result.seconds,
+        "workers": [
+            {
+                "samples": worker.samples,
+                "staleness": np.bincount(np.array(worker.staleness, dtype=np.int64)).tolist(),
+                "seconds": worker.seconds,
+            }
+            for worker in result.workers
+        ],
+        "servers": result.servers,
     }
+    whole = {name: added(value, before[name]) if before else value for name, value in part.items()}
+    return {**whole, **staleness_figures(whole["staleness"]), "applied": result.applied}
 
 
-def _histogram(staleness: Sequence[int], before: Sequence[int]) -> list[int]:
-    """Return the number of updates with a staleness of 0, 1, 2 and so on."""
-    return added([np.bincount(np.array(staleness, dtype=np.int64)).tolist(), before])
-
-
-def added(histograms: Iterable[Sequence[int]]) -> list[int]:
-    """Add histograms of staleness."""
-    return [sum(counts) for counts in itertools.zip_longest(*histograms, fillvalue=0)]
+def added(one: Any, other: Any) -> Any:
+    """Add numbers, or those in lists and dicts, of which the shorter one is filled with zeros."""
+    if isinstance(one, dict):
+        names = {**other, **one}
+        return {name: added(one.get(name, 0), other.get(name, 0)) for name in names}
+    if isinstance(one, list):
+        return list(itertools.starmap(added, itertools.zip_longest(one, other, fillvalue=0)))
+    return one + other
 
 
 def staleness_figures(histogram: Sequence[int]) -> dict[str, Any]:
@@ -204,10 +202,6 @@ def staleness_figures(histogram: Sequence[int]) -> dict[str, Any]:
         "staleness_p95": float(np.percentile(values, 95)) if known else None,
         "staleness_max": int(values.max()) if known else None,
     }
-
-
-def _sums(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**other, **one}}
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
