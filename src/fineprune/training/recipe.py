@@ -178,21 +178,26 @@ class Recipe:
         return differences(self.method(), other.method())
 
     def changes_to(self, other: "Recipe") -> dict[str, dict[str, Any]]:
-        """Return the settings that another recipe has instead of these, None for unset ones."""
-        theirs = other.as_dict()
-        changes = {
-            section: {
-                key: theirs[section].get(key)
-                for key in {**values, **theirs[section]}
-                if values.get(key) != theirs[section].get(key)
-            }
-            for section, values in self.as_dict().items()
-        }
+        """Return the settings that another recipe has instead of these, None for unset ones.
+
+        The pruning section is given as a whole, because the arguments of one policy mean nothing to
+        another.
+        """
+        changes = {}
+        for section, theirs in other.as_dict().items():
+            own = self.as_dict()[section]
+            if section != "pruning":
+                names = [key for key in {**own, **theirs} if own.get(key) != theirs.get(key)]
+                changes[section] = {key: theirs.get(key) for key in names}
+            elif own != theirs:
+                changes[section] = theirs
         return {section: values for section, values in changes.items() if values}
 
     def changed(self, changes: Sections) -> "Recipe":
         """Return the recipe that ``changes_to`` has compared with this one."""
         own = self.as_dict()
+        if "pruning" in changes:
+            own["pruning"] = {}
         return make_recipe({name: {**own[name], **changes.get(name, {})} for name in own})
 
 
