@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fineprune.distributed.parameter_servers.epoch import EpochResult
 from fineprune.distributed.parameter_servers.start import RayLost, parameter_servers
 from fineprune.errors import check_installed
 from fineprune.launcher import check_not_launched
-from fineprune.pruning.pruner import Pruner
-from fineprune.training.data import Data
 from fineprune.training.epoch_totals import EpochTotals
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
@@ -31,6 +28,7 @@ from fineprune.training.stop import StopRequest
 
 if TYPE_CHECKING:
     from fineprune.distributed.parameter_servers.training import Training
+    from fineprune.training.trainer import Trainer
 
 
 Save = Callable[[EpochTotals], None]
@@ -39,33 +37,22 @@ Save = Callable[[EpochTotals], None]
 class ServedEpochs:
     """Trains the batches of an epoch on workers and parameter servers.
 
-    The arguments are those of ``LocalEpochs``, and:
-
     Args:
-        folder: The folder of the run.
+        trainer: The training, whose data, network and pruner are built.
         saved: The state of the servers that the run continues from; None for a new run.
     """
 
     counted = ("update", "updates")
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data: Data,
-        model: nn.Module,
-        pruner: Pruner,
-        *,
-        records_logits: bool,
-        folder: Path,
-        saved: dict[str, Any] | None,
-    ) -> None:
-        self._recipe, self._model, self._pruner, self._saved = recipe, model, pruner, saved
+    def __init__(self, trainer: "Trainer", saved: dict[str, Any] | None) -> None:
+        self._recipe, self._model, self._pruner = trainer.recipe, trainer.model, trainer.pruner
+        self._saved = saved
         self._build = functools.partial(
             RecipeReplica,
-            with_absolute_paths(recipe),
-            digests=data.digests,
-            folder=folder.resolve(),
-            records_logits=records_logits,
+            with_absolute_paths(trainer.recipe),
+            digests=trainer.data.digests,
+            folder=trainer.files.path.resolve(),
+            records_logits=trainer.records_logits,
         )
         self._served: Training
 
