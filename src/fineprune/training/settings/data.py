@@ -49,39 +49,42 @@ class DataSettings:
     Attributes:
         name: The dataset: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``synthetic``
             (generated images, for benchmarks), ``images`` (image files, read as they are needed),
-            or ``module:attribute``, a function of yours that returns a training and a test dataset
-            (map-style, with items ``(x, y)``), and perhaps a third one: the training samples
-            without random transforms.
-        train: The training images of ``images``: a folder with one folder per class, or a list of
+            or ``module:attribute``, a user-defined function that returns a training and a test
+            dataset (map-style, with items ``(x, y)``). It may also return the training samples
+            without random transforms as a third dataset.
+        train: The training images of ``images``: a folder with one folder per class, a list of
             files (``.csv`` or ``.txt``).
         test: The test images of ``images``, likewise; None is allowed only with ``validation``.
         dir: The folder of the CIFAR files.
         download: Whether to download the CIFAR archive if it is not in ``dir``.
-        train_size: The number of training images. With ``digits``, all others are for testing; with
-            ``synthetic``, so many are generated; both have 1024 by default, of which ``validation``
-            is held out. With CIFAR, the first images that are not held out; with ``images``, so
-            many of those, drawn at random, always the same ones. None for all.
+        train_size: The number of training images. With ``digits``, all other images are for
+            testing; with ``synthetic``, this many are generated; the default is 1024 for both, and
+            ``validation`` is held out of this number. With CIFAR, these are the first images that
+            ``validation`` does not hold out; with ``images``, this many of those are drawn at
+            random, always the same ones. None for all of them.
         image_size: The height and width of synthetic images, in pixels (32 by default), and of the
             square to which image files are cropped and resized (224 by default).
         resize: The length to which the shorter side of image files is scaled, in pixels, before a
             square of ``image_size`` is cut out in the centre (evaluation) or with
             ``crop = "crop"``; None for ``image_size * 256 / 224``.
-        crop: How training images are cut out of image files: ``random-resized`` (the default), a
-            part of random area and aspect ratio, or ``crop``, a square at a random position.
-        broken_limit: The largest share of image files that may be broken before the run ends; 0.01
-            by default. Unless it is 0, one file may always be broken.
+        crop: How training images are cut out of image files: ``random-resized``, a part of random
+            area and aspect ratio, or ``crop``, a square at a random position. None for
+            ``random-resized``.
+        broken_limit: The largest share of image files that may be broken before the run ends; None
+            for 0.01. Unless the share is 0, one file may always be broken.
         validation: The number of training images to hold out. If it is above 0, evaluation uses
-            these instead of the test set.
+            these images instead of the test set.
         labels: A file with a label for each sample of the training set, as ``read_labels``
-            describes it; None for those of the dataset, which evaluation always uses.
+            describes it; None for the labels of the dataset. Evaluation always uses those of the
+            dataset.
         without: The folder of a finished run on the same samples and labels, whose suspects are
             left out of the training set; None to leave out none.
         true_labels: ``dataset`` if the dataset's own labels are the true ones, so that the wrong
             ones in ``labels`` are known; None if the true labels are not known.
         label_noise: The share of the training labels that are replaced by wrong ones, in [0, 1].
-        label_noise_map: The classes whose labels are replaced, and by which: texts ``from->to``
-            with names or numbers of classes. ``label_noise`` is then the share within each of them.
-            None to replace labels of all classes by any other class.
+        label_noise_map: The classes whose labels are replaced, and by which class: texts
+            ``from->to`` with names or numbers of classes. ``label_noise`` is then the share within
+            each of these classes. None to replace labels of all classes by any other class.
         label_noise_seed: The seed of the wrong labels, which do not depend on the run's seed.
         crop_padding: The padding of the random crop, in pixels; None for the dataset's default.
         flip: Whether to mirror images at random; None for the dataset's default.
