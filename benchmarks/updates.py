@@ -5,8 +5,9 @@
 
 Each measurement is a training with asynchronous workers:
 
-- **LeNet**: one worker and one server, batches of 128 samples in memory. The time per update, and
-  the processor time of the driver for it.
+- **LeNet**: batches of 128 samples in memory, in one process, with one worker and one server, and
+  with two workers and one server. The time per update, and the processor time of the driver for it.
+  Two asynchronous workers are worth it if their time per update is below that of one process.
 - **Idle**: four workers compute nothing. The number of updates per second is what the driver
   sustains on this machine, whose cores it shares with the workers and the server.
 - **Large**: 25 million parameters and steps that compute nothing, with one worker and one server,
@@ -147,6 +148,21 @@ def trained(
     }
 
 
+def trained_alone(updates: int) -> float:
+    """Return the median over epochs of the seconds per update of LeNet in this process."""
+    replica = LeNetReplica(0)
+    optimizer = make_optimizer(list(replica.model.named_parameters()))
+    seconds = []
+    for _ in range(EPOCHS + 1):
+        began = time.perf_counter()
+        for batch in torch.arange(updates * SAMPLES).split(SAMPLES):
+            optimizer.zero_grad()
+            replica.step(replica.load(None, batch), None)
+            optimizer.step()
+        seconds.append((time.perf_counter() - began) / updates)
+    return statistics.median(seconds[1:])
+
+
 def processor_seconds() -> float:
     """Return the processor time of this process, in seconds."""
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -159,13 +175,17 @@ def measure(updates: int, elements: int) -> dict[str, float]:
     large = nn.Linear(elements, 1, bias=False)
     build = functools.partial(Large, elements)
     few = max(8, updates // 5)
+    alone = trained_alone(updates)
     lenet = trained(1, 1, LeNet(), LeNetReplica, updates)
+    pair = trained(2, 1, LeNet(), LeNetReplica, updates)
     idle = trained(4, 1, small, Nothing, 4 * updates)
     one = trained(1, 1, large, build, few)
     two = trained(2, 2, large, build, few)
     loading = trained(1, 1, small, Sleeping, BATCHES)
     return {
+        "LeNet in one process, ms per update": 1e3 * alone,
         "LeNet 1+1, ms per update": 1e3 * lenet["seconds"],
+        "LeNet 2+1, ms per update": 1e3 * pair["seconds"],
         "LeNet 1+1, driver's processor ms per update": 1e3 * lenet["driver"],
         "four idle workers, updates per second": 1 / idle["seconds"],
         "four idle workers, driver's processor ms per update": 1e3 * idle["driver"],

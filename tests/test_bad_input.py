@@ -273,9 +273,9 @@ COMMANDS = [
     (f"train {QUICK} {own('number')}", "a class or a function, got int"),
     (f"train {QUICK} {own('single')}", "got TensorDataset"),
     (f"train {QUICK} {own('stream')}", "expected map-style datasets"),
-    (f"train {QUICK} {own('empty')}", "got an empty one"),
+    (f"train {QUICK} {own('empty')}", "got an empty list"),
     (f"train {QUICK} {own('unlabelled')} network.classes=2", "expected items (x, y)"),
-    (f"train {QUICK} {own('pair')} pruning.policy=full", "expected network.classes for"),
+    (f"train {QUICK} {own('pair')} pruning.policy=full", "expected at least two classes in"),
     (f"train {QUICK} {own('named')} network.classes=2", "at least 3, the classes of"),
     (
         f"train {QUICK} {own('named')} data.flip=true",

@@ -93,8 +93,6 @@ def test_arms_differ_from_the_recipe_in_the_policy_only():
         {"milestones": [12, 24, 32]},
         {"milestones": [12, 24, 32], "warmup": 3},
         {"schedule": "cosine", "warmup": 4},
-        {"schedule": "one-cycle"},
-        {"schedule": "cooldown"},
         {"schedule": "constant"},
     ],
 )

@@ -504,7 +504,7 @@ def test_the_settings_of_a_run_are_complete(images):
 
 def test_a_training_folder_with_one_class_is_refused_when_it_is_loaded(images, tmp_path):
     one = write_folder(tmp_path / "one", 1)
-    with pytest.raises(InputError, match=r"expected at least two classes in .*one, got 1: add"):
+    with pytest.raises(InputError, match=r"expected at least two classes in .*one, got 1: set"):
         load_data(recipe(images, f"data.train={one}", f"data.test={one}"))
 
 

@@ -9,7 +9,7 @@ from fineprune.errors import InputError
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 from fineprune.training.recipe import read_recipe
-from fineprune.training.tensorboard import event_file, scalars
+from fineprune.training.tensorboard import event_file
 from fineprune.training.trainer import train
 
 RECIPE = Path(__file__).parents[1] / "recipes/quick.toml"
@@ -21,11 +21,6 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeyp
     with pytest.raises(InputError, match=r"pip install 'fineprune\[tensorboard\]'"):
         train(read_recipe(RECIPE, TENSORBOARD), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_numbers_of_an_epoch_are_named_by_their_place():
-    metrics = {"loss": 0.5, "pruned": True, "test": None, "watched": {"3": 1, "name": "x"}}
-    assert scalars(metrics) == {"loss": 0.5, "watched/3": 1}
 
 
 def test_the_event_file_holds_each_epoch_once_also_after_a_resume(tmp_path):

@@ -219,7 +219,7 @@ def test_milestones_are_those_of_multisteplr():
         scheduler.step()
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "quadratic", "one-cycle"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_rates_have_the_base_rate_as_their_maximum_and_end_near_zero(schedule):
     changes = (f"training.schedule={schedule}", "training.epochs=10", "training.milestones=[]")
     settings = small(*changes).training

@@ -10,7 +10,7 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Runs, path_option
-from fineprune.cli.output_paths import check_distinct, check_file, inputs_of
+from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError
 from fineprune.runs.files import RECIPE, json_text
 from fineprune.runs.run import read_runs
@@ -56,7 +56,8 @@ def inspect(
     if most is not None and most < 1:
         raise InputError(f"expected --most to be at least 1, got {most}")
     _check_table(labels, accept)
-    check_distinct(out=out, labels=labels)
+    if labels is not None and labels.resolve() == out.resolve():
+        raise InputError(f"expected --out and --labels to be two files, got {out} for both")
     read = read_runs(runs)
     for option, path in (("--out", out), ("--labels", labels)):
         if path is not None:
@@ -67,39 +68,38 @@ def inspect(
     from fineprune.report.inspection import write_inspection
 
     inspected = read_inspected(read)
-    written: dict[str, Any] = {}
+    told: dict[str, Any] = {}
     if labels is not None:
         table = label_table(inspected, accept)
         make_folder(labels.parent)
         write_atomically(labels, table.text)
         command = _training_with(labels, inspected)
-        written = {"labels": str(labels), "accepted": table.accepted, "command": command}
+        told = {"labels": str(labels), "accepted": table.accepted, "command": command}
     classes = write_inspection(inspected, out, most=most, own_data=own_data)
-    facts = inspected.watch.facts(inspected.classes)
-    first = list(_first(inspected))
+    told = {
+        "page": str(out),
+        "runs": [str(run.path) for run in inspected.runs],
+        "samples": inspected.watch.num_samples,
+        "suspects": inspected.ranking.num_suspects,
+        "first": list(_first(inspected)),
+        "classes": [row._asdict() for row in classes],
+        "facts": inspected.watch.facts(inspected.classes),
+        **told,
+    }
     if as_json:
-        told = {
-            "page": str(out),
-            "runs": [str(run.path) for run in inspected.runs],
-            "samples": inspected.watch.num_samples,
-            "suspects": inspected.ranking.num_suspects,
-            "first": first,
-            "classes": [row._asdict() for row in classes],
-            "facts": facts,
-        }
-        typer.echo(json_text({**told, **written}))
+        typer.echo(json_text(told))
         return
-    for line in facts:
+    for line in told["facts"]:
         typer.echo(line)
-    for suspect in first:
+    for suspect in told["first"]:
         name = suspect["index"] if suspect["key"] is None else suspect["key"]
         typer.echo(
             f"  suspect {name}: labelled {suspect['label']}, perhaps {suspect['suggestion']} "
             f"({suspect['confidence']:.0%})"
         )
-    if written:
-        typer.echo(f"labels: {labels}, with {written['accepted']:,} suggestions accepted")
-        typer.echo(f"train with it: {written['command']}")
+    if labels is not None:
+        typer.echo(f"labels: {labels}, with {told['accepted']:,} suggestions accepted")
+        typer.echo(f"train with it: {told['command']}")
     typer.echo(f"page: {out}")
 
 

@@ -1,6 +1,5 @@
 """Check at the start, before hours of training, that results can be written and replace nothing."""
 
-import itertools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -33,14 +32,6 @@ def check_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
         raise InputError(
             f"expected {option} not to be a file of a run, got {path}: give another name"
         )
-
-
-def check_distinct(**files: Path | None) -> None:
-    """Raise InputError if two options name the same file."""
-    given = [(name, path) for name, path in files.items() if path is not None]
-    for (name, path), (other, same) in itertools.combinations(given, 2):
-        if _same(path, same):
-            raise InputError(f"expected --{name} and --{other} to be two files, got {same}")
 
 
 def check_folder(path: Path) -> None:

@@ -14,27 +14,15 @@ def progress() -> Iterator[Update]:
     The line may be empty. The bar appears with the first call, so that a download or an error
     before it has the terminal to itself.
     """
-    # Imported here, because rich would delay the help of every command.
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
     console = Console(stderr=True, markup=False, emoji=False)
     if not console.is_terminal:
         yield _plain
         return
-    columns = (
-        TextColumn("{task.completed} of {task.total} epochs"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, transient=True)
+    columns = ("{task.completed} of {task.total} epochs", BarColumn(), TaskProgressColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task("epochs", total=None)
 
     def update(line: str, done: int, total: int) -> None:

@@ -62,14 +62,12 @@ def train(
 
 
 def _line(metrics: dict[str, Any]) -> str:
-    accuracy = metrics["test_accuracy"]
-    if accuracy is None:
-        accuracy = metrics["validation_accuracy"]
-    shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
-    loss = metrics["train_loss"]
+    found = [metrics[f"{kind}_accuracy"] for kind in ("test", "validation")]
+    shown = "".join(f", accuracy {accuracy:.2%}" for accuracy in found if accuracy is not None)
+    loss = "none" if metrics["train_loss"] is None else f"{metrics['train_loss']:.4f}"
     return (
-        f"epoch {metrics['epoch'] + 1}: loss {'none' if loss is None else f'{loss:.4f}'}{shown}, "
-        f"{metrics['samples']} samples in {metrics['seconds']:.2f} s"
+        f"epoch {metrics['epoch'] + 1}: loss {loss}{shown}, {metrics['samples']} samples in "
+        f"{metrics['seconds']:.2f} s"
     )
 
 

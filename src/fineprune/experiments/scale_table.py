@@ -4,6 +4,7 @@ The measures are those of [D] Tables 1 to 3 (Campos et al., ICCS 2017). In addit
 step is split into its phases, which that paper leaves as future work.
 """
 
+import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -203,7 +204,7 @@ def _row(
     target = _to_target(group, target_loss)
     epochs, samples, seconds = target or (None, None, None)
     served = _served(runs)
-    staleness = added(epoch["staleness"] for epoch in served)
+    staleness: list[int] = functools.reduce(added, (epoch["staleness"] for epoch in served), [])
     gradients = sum(map(_gradients, runs))
     dropped = sum(epoch["dropped"] for epoch in served)
     accuracies = [run.summary.accuracy_last for run in runs]
@@ -354,7 +355,7 @@ def _each(served: Sequence[dict[str, Any]]) -> tuple[WorkerRow, ...]:
     rows = []
     for rank in range(max(map(len, reports), default=0)):
         own = [report[rank] for report in reports if rank < len(report)]
-        staleness = added(worker["staleness"] for worker in own)
+        staleness: list[int] = functools.reduce(added, (worker["staleness"] for worker in own), [])
         share = sum(worker["samples"] for worker in own) / in_all if in_all else 0.0
         phases = _phases([worker["seconds"] for worker in own], sum(staleness))
         rows.append(WorkerRow(share, staleness_figures(staleness)["staleness_mean"], phases))

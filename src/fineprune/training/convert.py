@@ -124,14 +124,11 @@ def check_plain(name: str, value: Any) -> None:
     elif isinstance(value, list | tuple):
         for entry in value:
             check_plain(name, entry)
-    elif isinstance(value, str):
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(f"expected {name} to be text in UTF-8, got {value!r}") from error
     elif isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"expected {name} to be a finite number, got {value}")
-    elif value is not None and not isinstance(value, bool | int | float):
+    elif isinstance(value, str) and value.encode("utf-8", "ignore").decode() != value:
+        raise InputError(f"expected {name} to be text in UTF-8, got {value!r}")
+    elif value is not None and not isinstance(value, bool | int | float | str):
         raise InputError(
             f"expected {name} to be a number, a text, a boolean, a list or a table, got {value!r}"
         )

@@ -2,28 +2,28 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
-from fineprune.distributed.all_reduce import RankGroup, StopVote
+from fineprune.distributed.all_reduce import StopVote
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.distributed.parameter_servers.flat_layout import trained_parameters
 from fineprune.distributed.simulated_workers import SimulatedWorkers
 from fineprune.errors import InputError
-from fineprune.pruning.pruner import Pruner
-from fineprune.training.data import Data, EpochLoader
+from fineprune.training.data import EpochLoader
 from fineprune.training.epoch_totals import EpochTotals
 from fineprune.training.learning_rate import rate_at
-from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, training_losses
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.parameter_prefixes import training_mode
 from fineprune.training.random_state import reseed
-from fineprune.training.recipe import Recipe
 from fineprune.training.settings import RunSettings
 from fineprune.training.stop import StopRequest
+
+if TYPE_CHECKING:
+    from fineprune.training.trainer import Trainer
 
 Save = Callable[[EpochTotals], None]
 
@@ -32,13 +32,7 @@ class LocalEpochs:
     """Trains the batches of an epoch on this rank's replica of the network.
 
     Args:
-        recipe: The recipe, without "auto" settings.
-        ranks: The processes that train together.
-        data: The data to train on.
-        model: The bare network.
-        pruner: Chooses the samples of each epoch, and records their losses.
-        average: The moving average of the weights; None without one.
-        records_logits: Whether to record the logits, too.
+        trainer: The training, whose data, network and pruner are built.
 
     Attributes:
         counted: What ``EpochTotals.batches`` counts, in the singular and in the plural.
@@ -49,17 +43,9 @@ class LocalEpochs:
 
     counted = ("batch", "batches")
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        ranks: RankGroup,
-        data: Data,
-        model: nn.Module,
-        pruner: Pruner,
-        average: MovingAverage | None,
-        *,
-        records_logits: bool,
-    ) -> None:
+    def __init__(self, trainer: "Trainer") -> None:
+        recipe, ranks, model = trainer.recipe, trainer.ranks, trainer.model
+        pruner = trainer.pruner
         strategy, training = recipe.distributed, recipe.training
         samples, size = len(pruner.sampler), training.batch_size
         if training.drop_last and samples < size:
@@ -87,11 +73,13 @@ class LocalEpochs:
             # All ranks draw the same initial weights, but must draw different numbers in training.
             reseed(recipe.run.seed, ranks.rank, recipe.run.device)
         self._recipe, self._ranks, self._model, self._pruner = recipe, ranks, model, pruner
-        self._average, self._records_logits = average, records_logits
+        self._average, self._records_logits = trainer.average, trainer.records_logits
         self._autocast = precision(recipe.run)
         self._forward: Any = ranks.replicate(model, forward)
         self._optimizer = build_optimizer(trained_parameters(model), training)
-        self._loader = EpochLoader(data.train, pruner.sampler, size, drop_last=training.drop_last)
+        self._loader = EpochLoader(
+            trainer.data.train, pruner.sampler, size, drop_last=training.drop_last
+        )
         self._vote = StopVote(ranks)
 
     @contextlib.contextmanager
@@ -117,12 +105,8 @@ class LocalEpochs:
         Returns:
             True after the last batch; False if the ranks stopped earlier, after an optimizer step.
         """
-        recipe, pruner, optimizer, simulated = (
-            self._recipe,
-            self._pruner,
-            self._optimizer,
-            self._simulated,
-        )
+        recipe, pruner, simulated = self._recipe, self._pruner, self._simulated
+        optimizer = self._optimizer
         training, run, broken = recipe.training, recipe.run, self._loader.broken
         batches, accumulation = len(self._loader), recipe.accumulation
         # The rate of simulated workers follows the updates, like that of real ones.

@@ -19,12 +19,12 @@ def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
     model = build_network(recipe.network.name, data.classes, data.blank.shape[1])
     model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _check_fit(model, recipe, data)
+    freeze(model, recipe.network.freeze)
     if not trained_parameters(model):
         raise InputError(
             f"expected network.name {recipe.network.name!r} to have parameters to train, got none "
-            f"with requires_grad: leave some of them unfrozen"
+            f"with network.freeze = {list(recipe.network.freeze)}: leave some of them unfrozen"
         )
-    freeze(model, recipe.network.freeze)
     check_prefixes(
         "training.lr_scale",
         recipe.training.lr_scale or (),

@@ -50,12 +50,9 @@ def _sources(module: str) -> Iterator[Path]:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     spec = importlib.util.find_spec(module)
-    if spec is None:
-        return
-    if spec.submodule_search_locations is not None:
-        for folder in spec.submodule_search_locations:
-            yield from Path(folder).rglob("*.py")
-    elif spec.origin is not None and spec.origin.endswith(".py"):
+    for folder in (spec and spec.submodule_search_locations) or ():
+        yield from Path(folder).rglob("*.py")
+    if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
         yield Path(spec.origin)
 
 

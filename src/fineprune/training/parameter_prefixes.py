@@ -12,23 +12,21 @@ from torch import nn
 # All batch normalisations, which have no public base class.
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fineprune.distributed.parameter_servers.flat_layout import trained_parameters
 from fineprune.errors import InputError
 
 
 def covers(prefix: str, name: str) -> bool:
     """Return whether a prefix covers the name of a parameter or a module."""
-    return name == prefix or name.startswith(f"{prefix}.")
+    return f"{name}.".startswith(f"{prefix}.")
 
 
 def check_prefixes(setting: str, prefixes: Iterable[str], names: Sequence[str]) -> None:
     """Check that each prefix covers a parameter."""
-    parts = [name.split(".") for name in names]
-    starts = (".".join(part[:number]) for part in parts for number in range(1, len(part) + 1))
-    known = list(dict.fromkeys(starts))
     for prefix in prefixes:
-        if prefix not in known:
-            near = difflib.get_close_matches(prefix, known, n=1, cutoff=0.0)[0]
+        if not any(covers(prefix, name) for name in names):
+            parts = [name.split(".") for name in names]
+            starts = [".".join(part[:n]) for part in parts for n in range(1, len(part) + 1)]
+            near = difflib.get_close_matches(prefix, starts, n=1, cutoff=0.0)[0]
             raise InputError(
                 f"expected {setting} to name parameters of the network by their first parts, got "
                 f"{prefix!r}: did you mean {near!r}?"
@@ -42,11 +40,6 @@ def freeze(network: nn.Module, prefixes: Sequence[str]) -> None:
     for name, parameter in named:
         if any(covers(prefix, name) for prefix in prefixes):
             parameter.requires_grad_(False)
-    if prefixes and not trained_parameters(network):
-        raise InputError(
-            f"expected network.freeze to leave parameters to train, got {list(prefixes)}, which "
-            f"cover all {len(named)} of them"
-        )
 
 
 def training_mode(network: nn.Module, prefixes: Sequence[str]) -> None:

@@ -46,7 +46,6 @@ _PLACES = {
     "distributed": ("placement", "silence_seconds", "snapshot_every"),
 }
 
-_WITH_MOMENTUM = ("sgd", "rmsprop", "rmsprop-tf")
 # With 0.9 and two workers, a network that reaches 92 % reached 9 to 35 %.
 _TOO_MUCH = 0.8
 
@@ -87,10 +86,10 @@ class Recipe:
     @property
     def stale_momentum(self) -> str | None:
         """Say that a momentum and stale gradients do not fit together; None if they may."""
-        training, strategy = self.training, self.distributed
+        strategy = self.distributed
         groups = strategy.simulated_groups if strategy.simulate else strategy.groups
         stale = strategy.simulate or (strategy.served and not strategy.synchronous)
-        used = training.momentum or 0.0 if training.optimizer in _WITH_MOMENTUM else 0.0
+        used = self.training.momentum or 0.0  # It is unset for optimizers without one.
         if not stale or groups < 2 or used < _TOO_MUCH:
             return None
         return (
@@ -179,28 +178,27 @@ class Recipe:
         return differences(self.method(), other.method())
 
     def changes_to(self, other: "Recipe") -> dict[str, dict[str, Any]]:
-        """Return the settings of each section that another recipe has instead of these.
+        """Return the settings that another recipe has instead of these, None for unset ones.
 
-        None stands for one that it leaves unset. The pruning section is given as a whole, because
-        the arguments of one policy mean nothing to another.
+        The pruning section is given as a whole, because the arguments of one policy mean nothing to
+        another.
         """
-        own, others = self.as_dict(), other.as_dict()
-        changes: dict[str, dict[str, Any]] = {}
-        for section, values in others.items():
-            if values == own[section]:
-                continue
-            unset = {key: None for key in own[section] if key not in values}
-            changed = {k: v for k, v in values.items() if own[section].get(k) != v}
-            changes[section] = values if section == "pruning" else unset | changed
-        return changes
+        changes = {}
+        for section, theirs in other.as_dict().items():
+            own = self.as_dict()[section]
+            if section != "pruning":
+                names = [key for key in {**own, **theirs} if own.get(key) != theirs.get(key)]
+                changes[section] = {key: theirs.get(key) for key in names}
+            elif own != theirs:
+                changes[section] = theirs
+        return {section: values for section, values in changes.items() if values}
 
     def changed(self, changes: Sections) -> "Recipe":
         """Return the recipe that ``changes_to`` has compared with this one."""
-        sections: dict[str, Any] = self.as_dict()
-        for section, values in changes.items():
-            kept = {} if section == "pruning" else sections[section]
-            sections[section] = {**kept, **values}
-        return make_recipe(sections)
+        own = self.as_dict()
+        if "pruning" in changes:
+            own["pruning"] = {}
+        return make_recipe({name: {**own[name], **changes.get(name, {})} for name in own})
 
 
 # The sections that are dataclasses of their own settings.
@@ -268,7 +266,7 @@ def read_written_recipe(file: Path) -> Recipe:
 def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Recipe:
     """Make a recipe from the settings of each section, and changes as for ``read_recipe``.
 
-    A change of the policy drops the arguments of the other one; see ``carried_over``.
+    A change of the policy drops the arguments of the other one; see ``with_policy``.
     """
     merged: dict[str, dict[str, Any]] = {}
     for section, values in sections.items():
@@ -276,15 +274,15 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
             raise InputError(
                 f"expected [{section}] to be a section with keys, got {section} = {values!r}"
             )
-        check_known("section", section, [*_KINDS, "pruning"])
         merged[section] = dict(values)
     of_pruning: dict[str, Any] = {}
     for section, key, value in map(_parsed, changes):
-        check_known("section", section, [*_KINDS, "pruning"])
         if section == "pruning":
             of_pruning[key] = None if value == "none" else value
         else:
             merged.setdefault(section, {})[key] = value
+    for section in merged:
+        check_known("section", section, [*_KINDS, "pruning"])
     pruning = pruning_settings(with_policy(merged.pop("pruning", {}), of_pruning))
     made = {name: converted(name, _KINDS[name], values) for name, values in merged.items()}
     return Recipe(pruning=pruning, **made)

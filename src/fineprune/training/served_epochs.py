@@ -8,20 +8,17 @@ sample is trained by one worker per epoch, and all workers follow the same plan.
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fineprune.distributed.parameter_servers.epoch import Epoch
 from fineprune.distributed.parameter_servers.start import RayLost, parameter_servers
 from fineprune.errors import check_installed
 from fineprune.launcher import check_not_launched
-from fineprune.pruning.pruner import Pruner
-from fineprune.training.data import Data
 from fineprune.training.epoch_totals import EpochTotals
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
@@ -31,6 +28,7 @@ from fineprune.training.stop import StopRequest
 
 if TYPE_CHECKING:
     from fineprune.distributed.parameter_servers.training import Training
+    from fineprune.training.trainer import Trainer
 
 
 Save = Callable[[EpochTotals], None]
@@ -39,33 +37,22 @@ Save = Callable[[EpochTotals], None]
 class ServedEpochs:
     """Trains the batches of an epoch on workers and parameter servers.
 
-    The arguments are those of ``LocalEpochs``, and:
-
     Args:
-        folder: The folder of the run.
+        trainer: The training, whose data, network and pruner are built.
         saved: The state of the servers that the run continues from; None for a new run.
     """
 
     counted = ("update", "updates")
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data: Data,
-        model: nn.Module,
-        pruner: Pruner,
-        *,
-        records_logits: bool,
-        folder: Path,
-        saved: dict[str, Any] | None,
-    ) -> None:
-        self._recipe, self._model, self._pruner, self._saved = recipe, model, pruner, saved
+    def __init__(self, trainer: "Trainer", saved: dict[str, Any] | None) -> None:
+        self._recipe, self._model, self._pruner = trainer.recipe, trainer.model, trainer.pruner
+        self._saved = saved
         self._build = functools.partial(
             RecipeReplica,
-            with_absolute_paths(recipe),
-            digests=data.digests,
-            folder=folder.resolve(),
-            records_logits=records_logits,
+            with_absolute_paths(trainer.recipe),
+            digests=trainer.data.digests,
+            folder=trainer.files.path.resolve(),
+            records_logits=trainer.records_logits,
         )
         self._served: Training
 
@@ -155,42 +142,40 @@ class ServedEpochs:
 def _report(result: Epoch, before: dict[str, Any]) -> dict[str, Any]:
     """Return the ``distributed`` entry of an epoch's metrics.
 
-    ``seconds`` are sums over all processes; ``workers`` and ``servers`` have those of each process.
+    ``staleness`` is the number of updates with a staleness of 0, 1, 2 and so on. ``seconds`` are
+    sums over all processes; ``workers`` and ``servers`` have those of each process.
     ``load_into_model`` adds the deaths since the last epoch's metrics. ``before`` is the entry of
     the part of the epoch that was trained before a stop.
     """
-    histogram = _histogram(result.staleness, before.get("staleness", ()))
-    none: list[dict[str, Any]] = [{}] * max(len(result.workers), len(result.servers))
-    workers = [
-        {
-            "samples": worker.samples + earlier.get("samples", 0),
-            "staleness": _histogram(worker.staleness, earlier.get("staleness", ())),
-            "seconds": _sums(worker.seconds, earlier.get("seconds", {})),
-        }
-        for worker, earlier in zip(result.workers, before.get("workers", none), strict=False)
-    ]
-    sums = ("dropped", "undone")
-    deaths = ("worker_deaths", "server_deaths")
-    return {
-        "staleness": histogram,
-        **staleness_figures(histogram),
-        "applied": result.applied,
-        **{name: before.get(name, 0) + getattr(result, name) for name in sums},
-        **{name: before.get(name, 0) for name in deaths},
-        "seconds": _sums(result.seconds, before.get("seconds", {})),
-        "workers": workers,
-        "servers": list(map(_sums, result.servers, before.get("servers", none))),
+    part = {
+        "staleness": np.bincount(np.array(result.staleness, dtype=np.int64)).tolist(),
+        "dropped": result.dropped,
+        "undone": result.undone,
+        "worker_deaths": 0,
+        "server_deaths": 0,
+        "seconds": result.seconds,
+        "workers": [
+            {
+                "samples": worker.samples,
+                "staleness": np.bincount(np.array(worker.staleness, dtype=np.int64)).tolist(),
+                "seconds": worker.seconds,
+            }
+            for worker in result.workers
+        ],
+        "servers": result.servers,
     }
+    whole = {name: added(value, before[name]) if before else value for name, value in part.items()}
+    return {**whole, **staleness_figures(whole["staleness"]), "applied": result.applied}
 
 
-def _histogram(staleness: Sequence[int], before: Sequence[int]) -> list[int]:
-    """Return the number of updates with a staleness of 0, 1, 2 and so on."""
-    return added([np.bincount(np.array(staleness, dtype=np.int64)).tolist(), before])
-
-
-def added(histograms: Iterable[Sequence[int]]) -> list[int]:
-    """Add histograms of staleness."""
-    return [sum(counts) for counts in itertools.zip_longest(*histograms, fillvalue=0)]
+def added(one: Any, other: Any) -> Any:
+    """Add numbers, or those in lists and dicts, of which the shorter one is filled with zeros."""
+    if isinstance(one, dict):
+        names = {**other, **one}
+        return {name: added(one.get(name, 0), other.get(name, 0)) for name in names}
+    if isinstance(one, list):
+        return list(itertools.starmap(added, itertools.zip_longest(one, other, fillvalue=0)))
+    return one + other
 
 
 def staleness_figures(histogram: Sequence[int]) -> dict[str, Any]:
@@ -202,10 +187,6 @@ def staleness_figures(histogram: Sequence[int]) -> dict[str, Any]:
         "staleness_p95": float(np.percentile(values, 95)) if known else None,
         "staleness_max": int(values.max()) if known else None,
     }
-
-
-def _sums(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**other, **one}}
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:

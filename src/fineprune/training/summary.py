@@ -2,20 +2,23 @@
 
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 import fineprune
 from fineprune.networks.weights import weights_digest
+from fineprune.runs.files import read_metrics
 from fineprune.runs.summary import LEFT_OUT, Detection, Summary
 from fineprune.training.data import Data
 from fineprune.training.hardware import describe
 from fineprune.training.own_code import code_digest
 from fineprune.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from fineprune.training.trainer import Trainer
 
 
 def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
@@ -28,25 +31,10 @@ def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
     }
 
 
-def summary(
-    recipe: Recipe,
-    data: Data,
-    digests: Mapping[str, str | None],
-    metrics: Sequence[dict[str, Any]],
-    *,
-    parameters: int,
-    ranks: int,
-) -> Summary:
-    """Return the summary of a run.
-
-    Args:
-        recipe: The recipe, without "auto" settings.
-        data: The data of the run.
-        digests: Those of the data and the pretrained weights with which the run began.
-        metrics: The metrics of all epochs.
-        parameters: The number of parameters of the network.
-        ranks: The number of processes that trained by all-reduce.
-    """
+def summary(trainer: "Trainer") -> Summary:
+    """Return the summary of a run, whose epochs are all trained."""
+    recipe, data, digests = trainer.recipe, trainer.data, trainer.digests
+    metrics = read_metrics(trainer.files.metrics)
     strategy, num_samples, evaluated_on = recipe.distributed, data.num_samples, data.evaluated_on
     found = [line[f"{evaluated_on}_accuracy"] for line in metrics]
     accuracies = [accuracy for accuracy in found if accuracy is not None]
@@ -60,7 +48,7 @@ def summary(
         epochs=recipe.training.epochs,
         network=recipe.network.name,
         dataset=recipe.data.name,
-        parameters=parameters,
+        parameters=sum(p.numel() for p in trainer.model.parameters()),
         train_samples=num_samples,
         samples_trained=_total(metrics, "samples"),
         samples_full=samples_full,
@@ -82,7 +70,7 @@ def summary(
             "python": platform.python_version(),
         },
         precision=recipe.run.precision,
-        ranks=strategy.workers if strategy.served else ranks,
+        ranks=strategy.workers if strategy.served else trainer.ranks.size,
         git=_git_revision(),
         weights_sha256=digests["weights"],
         labels_sha256=digests["labels"],
@@ -93,7 +81,7 @@ def summary(
     )
 
 
-def _total(metrics: Sequence[dict[str, Any]], name: str) -> Any:
+def _total(metrics: list[dict[str, Any]], name: str) -> Any:
     return sum(line[name] for line in metrics)
 
 

@@ -10,22 +10,9 @@ from fineprune.runs.folder import RunFolder
 # The end of the name of our event files, so that no others are removed.
 _SUFFIX = ".fineprune"
 
-Write = Callable[[dict[str, Any]], None]
-
-
-def scalars(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers among an epoch's metrics, those of nested dicts as ``outer/inner``."""
-    found: dict[str, float] = {}
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            found |= scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[f"{prefix}{name}"] = value
-    return found
-
 
 @contextlib.contextmanager
-def event_file(files: RunFolder, num_samples: int) -> Iterator[Write]:
+def event_file(files: RunFolder, num_samples: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Write an event file, beginning with the epochs in ``metrics.jsonl``.
 
     The event file of an earlier attempt is replaced, so that each epoch occurs once. The step of a
@@ -46,8 +33,8 @@ def event_file(files: RunFolder, num_samples: int) -> Iterator[Write]:
         nonlocal skipped
         skipped += metrics["skipped"]
         step = metrics["epoch"] + 1
-        for name, value in scalars(metrics).items():
-            if name != "epoch":
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and name not in ("epoch", "pruned"):
                 writer.add_scalar(name, value, step)
         writer.add_scalar("saved", skipped / (step * num_samples), step)
         writer.flush()

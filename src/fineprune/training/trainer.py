@@ -24,7 +24,7 @@ from fineprune.errors import InputError, Stopped, TrainingDiverged, check_instal
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.pruner import Pruner
-from fineprune.runs.files import append_metrics, epoch_file, read_metrics, write_array
+from fineprune.runs.files import append_metrics, epoch_file, write_array
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import only_writer
 from fineprune.runs.summary import Summary, write_summary
@@ -133,6 +133,7 @@ class Trainer:
         pruner: Chooses the samples of each epoch.
         average: The moving average of the weights, which is evaluated in their place; None on all
             ranks but the main one, and if the recipe asks for none.
+        records_logits: Whether logits are recorded: for the history, or as the policy needs them.
         epochs: What trains the batches of an epoch.
         digests: The digests of the data and of the pretrained weights with which the run began.
     """
@@ -165,28 +166,12 @@ class Trainer:
         self.average = None
         if training.ema is not None and ranks.main:
             self.average = MovingAverage(self.model, training.ema)
-        records_logits = recipe.run.history or policy.needs_ranking
+        self.records_logits = recipe.run.history or policy.needs_ranking
         self.epochs: LocalEpochs | ServedEpochs
         if recipe.distributed.served:
-            self.epochs = ServedEpochs(
-                recipe,
-                self.data,
-                self.model,
-                self.pruner,
-                records_logits=records_logits,
-                folder=files.path,
-                saved=None if saved is None else saved["servers"],
-            )
+            self.epochs = ServedEpochs(self, None if saved is None else saved["servers"])
         else:
-            self.epochs = LocalEpochs(
-                recipe,
-                ranks,
-                self.data,
-                self.model,
-                self.pruner,
-                self.average,
-                records_logits=records_logits,
-            )
+            self.epochs = LocalEpochs(self)
 
     def train(
         self, stop: StopRequest, saved: dict[str, Any] | None, on_epoch: OnEpoch | None = None
@@ -297,15 +282,7 @@ class Trainer:
 
     def finish(self) -> Summary:
         """Write and return the summary of the run, whose epochs are all trained."""
-        parameters = sum(p.numel() for p in self.model.parameters())
-        result = summary(
-            self.recipe,
-            self.data,
-            self.digests,
-            read_metrics(self.files.metrics),
-            parameters=parameters,
-            ranks=self.ranks.size,
-        )
+        result = summary(self)
         write_summary(self.files.summary, result)
         return result
 

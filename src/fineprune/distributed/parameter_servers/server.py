@@ -55,7 +55,6 @@ class Server(Actor):
     """One server's part of the parameters. ``begin`` is called first."""
 
     @told_as_text
-    @ray.method(num_returns=2)
     def begin(
         self, layout: FlatLayout, index: int, optimizer: MakeOptimizer, state: Array
     ) -> tuple[Started, Array]:
@@ -89,7 +88,6 @@ class Server(Actor):
         return self.started(), self._parameters.numpy()
 
     @told_as_text
-    @ray.method(num_returns=2)
     def update(
         self, version: int, rate: float, shares: Sequence[float], *gradients: Array
     ) -> tuple[dict[str, float], Array]:

@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ray
@@ -60,17 +60,7 @@ _SUSPENDED_SECONDS = 10.0
 # training ends, because the same cause would kill the server again.
 _FRUITLESS_ROLLBACKS = 5
 
-
-class _Call(NamedTuple):
-    """A call of an actor's method that has not returned.
-
-    Attributes:
-        process: The actor.
-        then: Function that is called with what it returns.
-    """
-
-    process: Process
-    then: Callable[[Any], None]
+Then = Callable[[Any], None]
 
 
 class Training:
@@ -94,7 +84,9 @@ class Training:
         self._rule = UpdateRule(quorum, strategy.staleness_bound)
         self._build, self._optimizer = ray.put(build), ray.put(optimizer)
         self._health = RayHealth()
-        self._calls: dict[Any, _Call] = {}  # by Ray's reference to the answer, the oldest one first
+        # The calls of actors that have not returned, the oldest one first, by Ray's references to
+        # the answers: the actor, and what is called with its answer.
+        self._calls: dict[Any, tuple[Process, Then]] = {}
         self._oldest: Any = None
         self._looked = self._since = time.monotonic()  # since when it is the oldest
         # The last state that all servers have saved, and its version.
@@ -255,26 +247,25 @@ class Training:
         else:
             time.sleep(_LOOK_SECONDS)
         for reference in ready:
-            call = self._calls.pop(reference)
-            call.process.pending -= 1
+            process, then = self._calls.pop(reference)
+            process.pending -= 1
             try:
                 answer = ray.get(reference)
             except RayError as error:
-                self._failed(call, root_of(error))
+                self._failed(process, root_of(error))
             else:
-                call.then(answer)
+                then(answer)
         self._look()
         self._decide()
 
-    def _call(self, process: Process, answer: Any, then: Callable[[Any], None]) -> None:
-        """Note a call of an actor, with Ray's reference to its answer; see ``_Call``."""
+    def _call(self, process: Process, answer: Any, then: Then) -> None:
+        """Wait for the answer to a call of an actor, which ``then`` is called with."""
         process.pending += 1
-        self._calls[answer] = _Call(process, then)
+        self._calls[answer] = process, then
 
     def _forget(self, process: Process) -> None:
         """Wait no longer for the answers of an actor."""
-        calls = self._calls.items()
-        self._calls = {answer: call for answer, call in calls if call.process is not process}
+        self._calls = {ref: call for ref, call in self._calls.items() if call[0] is not process}
         process.pending = 0
 
     @property
@@ -302,8 +293,7 @@ class Training:
         if oldest is not self._oldest or waits or passed > _SUSPENDED_SECONDS:
             self._oldest, self._since = oldest, now
         elif oldest is not None and now - self._since > limit:
-            silent = self._calls[oldest].process
-            self._died(silent, f"killed because it did not answer for {limit:g} s")
+            self._died(self._calls[oldest][0], f"killed because it did not answer for {limit:g} s")
 
     # -- updates and steps ------------------------------------------------------------------------
 
@@ -354,7 +344,8 @@ class Training:
         for index, server in enumerate(self._servers):
             gradients = [groups[batch].gradients[index] for batch in shares]
             arguments = self.version, rate, list(shares.values()), *gradients
-            done, self._parameters[index] = server.actor.update.remote(*arguments)
+            method = server.actor.update.options(num_returns=2)
+            done, self._parameters[index] = method.remote(*arguments)
             self._call(server, done, partial(add_seconds, epoch.servers[index]))
         line = f"updated to version {self.version}: batches {', '.join(map(str, shares))}"
         report(Event(EventKind.UPDATED, line, version=self.version))
@@ -471,7 +462,8 @@ class Training:
     def _begin_server(self, server: Process) -> None:
         """Give a server the last saved state, also in place of the one that it has."""
         arguments = self._layout, server.index, self._optimizer, self._saved[server.index]
-        begun, self._parameters[server.index] = server.actor.begin.remote(*arguments)
+        method = server.actor.begin.options(num_returns=2)
+        begun, self._parameters[server.index] = method.remote(*arguments)
         self._call(server, begun, server.note_begun)
 
     def _start_worker(self, worker: Process, random: dict[str, Tensor] | None = None) -> None:
@@ -481,14 +473,13 @@ class Training:
         arguments = self._build, worker.index, self._strategy, self._buffers, states
         self._call(worker, worker.actor.begin.remote(*arguments), worker.note_begun)
 
-    def _failed(self, call: _Call, error: Exception) -> None:
+    def _failed(self, process: Process, error: Exception) -> None:
         """Find out whose failure ended a call, and recover from it if it is a death.
 
         Args:
-            call: The call.
+            process: The actor that was called.
             error: What ``root_of`` returned.
         """
-        process = call.process
         if isinstance(error, RAISED) and not isinstance(error, Behind):
             raise error
         dead, own = error.actor_id if isinstance(error, RayActorError) else None, process.where

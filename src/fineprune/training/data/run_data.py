@@ -110,7 +110,7 @@ def load_data(
     settings = recipe.data
     whole, test = open_sources(recipe, folder)
     digests: dict[str, str | None] = {"data": data_fingerprint(whole, test)}
-    _check_same(whole.place, settings, begun, digests)
+    _check_same(settings, begun, digests)
     classes = _number_of_classes(whole, recipe.network.classes)
     kept, held_out = split(len(whole), settings.validation)
     chosen = _labelled(settings, whole, classes, _limited(settings, whole, kept))
@@ -123,7 +123,7 @@ def load_data(
         rest = without_suspects(Path(settings.without), training_set, str(digests["data"]))
         chosen = chosen.only(rest)
     digests["suspects"] = None if settings.without is None else digest_of(chosen.index)
-    _check_same(whole.place, settings, begun, digests)
+    _check_same(settings, begun, digests)
     changed = from_file or settings.label_noise is not None
     train = whole.part(chosen.index, chosen.labels if changed else None)
     evaluated_on = "validation" if settings.validation else "test"
@@ -131,30 +131,19 @@ def load_data(
 
 
 def _check_same(
-    place: str,
-    settings: DataSettings,
-    begun: Mapping[str, str | None] | None,
-    found: Mapping[str, str | None],
+    settings: DataSettings, begun: Mapping[str, str | None] | None, found: Mapping[str, str | None]
 ) -> None:
     """Raise InputError if data have other digests than those with which a run began."""
-    for name, expected, remedy in (
-        (
-            "data",
-            f"in {place} the data with which the run began",
-            "restore them (a function of your own must return the same on every call, so seed the "
-            "split)",
-        ),
-        ("labels", f"in {settings.labels} the labels with which the run began", "restore the file"),
-        (
-            "suspects",
-            f"data.without to leave out the same samples as when the run began, with "
-            f"{settings.without}",
-            "restore that run",
-        ),
+    seeded = " (a function of your own must return the same on every call, so seed the split)"
+    for name, place, remedy in (
+        ("data", settings.train or settings.name, f"restore them{seeded if settings.own else ''}"),
+        ("labels", settings.labels, "restore the file"),
+        ("suspects", f"data.without = {settings.without}", "restore that run"),
     ):
         if begun is not None and name in found and begun[name] != found[name]:
             raise InputError(
-                f"expected {expected}, got different ones: {remedy}, or train into a new folder"
+                f"expected in {place} the {name} with which the run began, got different ones: "
+                f"{remedy}, or train into a new folder"
             )
 
 
@@ -200,14 +189,10 @@ def _number_of_classes(train: Source, given: int | None) -> int:
             f"{given}"
         )
     classes = given or listed
-    if not classes:
-        raise InputError(
-            f"expected network.classes for {train.place}, whose training set has no attribute "
-            f"classes: set network.classes"
-        )
     if classes < 2:
         raise InputError(
-            f"expected at least two classes in {train.place}, got 1: add samples of another"
+            f"expected at least two classes in {train.place}, got {classes}: set network.classes, "
+            f"or add samples of another"
         )
     return classes
 

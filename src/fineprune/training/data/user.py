@@ -239,13 +239,12 @@ def _returned(name: str) -> tuple[Any, Any, Any]:
             f"{type(returned).__name__}"
         )
     for dataset in returned:
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and len(dataset)):
             raise InputError(
-                f"expected map-style datasets, with __len__ and __getitem__, from {name!r}, got "
+                f"expected map-style datasets with samples, with __len__ and __getitem__, from "
+                f"{name!r}, got {'an empty' if hasattr(dataset, '__len__') else 'a'} "
                 f"{type(dataset).__name__}"
             )
-        if not len(dataset):
-            raise InputError(f"expected datasets with samples from {name!r}, got an empty one")
     train, test, *rest = returned
     plain = rest[0] if rest else train
     if len(plain) != len(train):

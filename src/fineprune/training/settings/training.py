@@ -12,9 +12,7 @@ from fineprune.training.convert import Count, OnlyWith, Positive, Share, Whole, 
 _MOST_EPOCHS = 100_000
 
 OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "rmsprop-tf"]
-ScheduleName = Literal[
-    "milestones", "cosine", "linear", "quadratic", "one-cycle", "constant", "cooldown", "rates"
-]
+ScheduleName = Literal["milestones", "cosine", "linear", "constant", "rates"]
 
 _RMSPROP = ("rmsprop", "rmsprop-tf")
 _SGD_LIKE = ("sgd", *_RMSPROP)
@@ -48,15 +46,12 @@ class TrainingSettings:
             of their names, such as ``{fc = 10.0, layer1 = 0.1}``. The longest prefix counts; None
             for one learning rate.
         schedule: The learning rate schedule: ``milestones``, ``cosine``, ``linear`` (falls linearly
-            to 0), ``quadratic`` (falls as 1 - u^2, where u rises from 0 to 1), ``one-cycle``,
-            ``constant``, ``cooldown`` (constant, and falls as 1 - sqrt(u) in the last fifth of the
-            epochs), or ``rates``.
+            to 0), ``constant``, or ``rates``, which can follow any other.
         milestones: With ``milestones``, the epochs, counted from 1, after which the learning rate
             is multiplied by ``gamma``.
         gamma: With ``milestones``, the factor that is applied at each of them; 0.2 if it is unset.
         rates: With ``rates``, the learning rate of each epoch as a multiple of ``lr``.
-        warmup: The number of epochs over which the learning rate rises from 0; with ``one-cycle``,
-            the length of its rise, or 0 for 30 % of the training.
+        warmup: The number of epochs over which the learning rate rises from 0.
         momentum: The momentum of SGD and RMSProp; 0.9 if it is unset.
         nesterov: Whether SGD uses Nesterov momentum.
         decay: The decay of RMSProp's mean square; 0.9 if it is unset.
