@@ -3,7 +3,7 @@
 import contextlib
 import logging
 
-from fineprune.distributed.parameter_servers.processes import LOGGER
+LOGGER = logging.getLogger("fineprune.distributed")
 
 
 @contextlib.contextmanager

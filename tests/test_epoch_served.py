@@ -17,7 +17,6 @@ import torch
 from logged_events import on_events
 
 import fineprune as fp
-from fineprune.distributed.parameter_servers.processes import EventKind, ProcessKind
 from fineprune.errors import InputError, Stopped
 from fineprune.training.own_code import code_digest
 from fineprune.training.recipe import Recipe, read_recipe
@@ -26,6 +25,7 @@ from fineprune.training.trainer import train
 
 pytest.importorskip("ray")
 
+from fineprune.distributed.parameter_servers.processes import EventKind, ProcessKind
 from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.distributed.parameter_servers.training import Training
 

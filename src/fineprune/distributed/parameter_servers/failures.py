@@ -90,4 +90,5 @@ def cause_of(error: Exception) -> str:
         return "Ray killed it because the memory of its node was almost full"
     if "Unavailable" in type(error).__name__:
         return "its node cannot be reached"
-    return next((cause for part, cause in _CAUSES.items() if part in told), first_line(told))
+    last = (told.strip() or type(error).__name__).splitlines()[-1].strip()
+    return next((cause for part, cause in _CAUSES.items() if part in told), last)

@@ -279,7 +279,7 @@ class Training:
         return any(server.pending for server in self._servers)
 
     def _look(self) -> None:
-        """Look for actors that hang, for unexplained errors, and at Ray itself."""
+        """Look for an actor that hangs, and at Ray itself."""
         now = time.monotonic()
         passed = now - self._looked
         if passed < _LOOK_SECONDS:
