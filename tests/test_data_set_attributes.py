@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -99,14 +99,6 @@ def test_more_given_names_than_classes_are_an_error(tmp_path):
             watch.page(tmp_path / "page.html", names=names)
         with pytest.raises(InputError, match=r"the names of 2 classes, .* got 3"):
             watch.facts(names)
-
-
-def test_a_training_goes_on_although_the_names_of_its_data_do_not_fit():
-    data = Folder(range(2), classes=["plane", "car", "bird"])
-    pruner = fp.Pruner(data, fp.FullData(1), batch_size=N)
-    for _ in pruner.epochs():
-        pruner.record(torch.arange(N), torch.ones(N), torch.randn(N, 2), data.targets)
-    assert pruner.summary()["suspects"]
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -205,31 +197,7 @@ def test_samples_and_targets_that_contradict_each_other_are_not_trusted():
         edit(folder)
         for dataset in (folder, Subset(folder, range(8)), fp.Indexed(folder)):
             with pytest.raises(InputError, match="attributes samples and targets") as error:
-                fp.Pruner(dataset, fp.Adaptive(20, save=0.3, rates=[0.1] * 20))
+                labels_of(dataset)
         (remedy,) = re.findall(r"set (dataset.targets = .*)", str(error.value))
         exec(remedy, {"dataset": folder})
         assert given_labels(folder) == [label for _, label in folder.samples]
-        fp.Pruner(folder, fp.Adaptive(20, save=0.3, rates=[0.1] * 20))
-
-
-def test_recorded_labels_are_compared_with_those_of_the_data_set_at_once():
-    right = torch.arange(N) % 3
-    stale = right.clone()
-    stale[5] = -1  # Unknown.
-    stale[7:] = right[6:-1]
-    policy = fp.Adaptive(20, save=0.3, rates=[0.1] * 20)
-    x = torch.randn(N, 3)
-
-    def first_batch(pruner):
-        pruner.record(torch.arange(N), F.cross_entropy(x, right, reduction="none"), x, right)
-        return pruner
-
-    with pytest.raises(InputError, match=r"others for 17 of 24 .* such as 1 instead of 0 for samp"):
-        first_batch(fp.Pruner(TensorDataset(x, stale), policy))
-    with pytest.raises(InputError, match="labels=") as error:
-        first_batch(fp.Pruner(N, policy, labels=stale))
-    assert "\n" not in str(error.value)
-    pruner = first_batch(fp.Pruner(TensorDataset(x, stale), policy, labels=right))
-    assert pruner.watch is not None
-    unknown = torch.full((N,), -1)
-    assert first_batch(fp.Pruner(TensorDataset(x, stale), policy, labels=unknown)).watch

@@ -153,7 +153,7 @@ def predicted_cost(recipe: Recipe, num_samples: int) -> Savings:
 
 def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
     """Return whether the number of sample-steps of a recipe is known before it is trained."""
-    return _bound(recipe, num_samples).known_steps() is not None
+    return _bound(recipe, num_samples).steps_before(recipe.training.epochs) is not None
 
 
 def check_rounds(recipe: Recipe, num_samples: int) -> None:

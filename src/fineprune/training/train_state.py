@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -188,11 +187,9 @@ def build_state(
         )
     model = recipe_network(recipe, data)
     digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
-    policy = recipe.policy()
     pruner = Pruner(
         data.num_samples,
-        policy,
-        labels=data.labels if policy.needs_ranking else None,
+        recipe.policy(),
         seed=recipe.run.order_seed,
         batch_size=recipe.training.batch_size * recipe.distributed.batches_per_update,
         accumulation=recipe.accumulation,
@@ -324,10 +321,7 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
     state.model.load_state_dict(saved["model"])
     if state.average is not None:
         state.average.load_state_dict(saved["average"])
-    with warnings.catch_warnings():
-        # The rates of a recipe do not depend on the number of steps.
-        warnings.filterwarnings("ignore", "a step has .* in the loaded state")
-        state.pruner.load_state_dict(saved["pruner"])
+    state.pruner.load_state_dict(saved["pruner"])
     if ranks.rank < len(saved["random"]):
         set_random_state(saved["random"][ranks.rank], recipe.run.device)
     before, samples = len(saved["random"]), state.pruner.shape.multiple
