@@ -119,7 +119,7 @@ def check_room(epoch: Epoch, shape: BatchShape, num_ranks: int, samples: int) ->
         advice = (
             "loop over pruner.epochs(), give the loader sampler=pruner.sampler, give the Pruner "
             "the loader's batch size, and record every training batch once and as a whole, and no "
-            "other batches; if a framework reads len(loader) only once, start it in each epoch"
+            "other batches; if a framework reads len(loader) once, start it anew in each epoch"
         )
         if num_ranks > shape.num_replicas:
             advice += (

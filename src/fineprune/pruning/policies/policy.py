@@ -214,7 +214,7 @@ def check_is_policy(policy: object) -> None:
     if not isinstance(policy, Policy) or not isinstance(getattr(policy, "name", None), str):
         got = f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
         raise TypeError(
-            f"expected a policy with a name such as Adaptive(epochs), got {got}: make an object of "
+            f"expected a policy such as Adaptive(epochs) with a name, got {got}: make an object of "
             f"the class, and set the class attribute name of your own to a string"
         )
 
