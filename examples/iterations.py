@@ -41,9 +41,8 @@ def main() -> float:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, pruner.total_steps())
     pruner.set_rates(scheduler, by="steps")
 
-    batches = pruner.iterate(pruner.loader())
-    while pruner.steps_left:
-        index, (inputs, targets) = next(batches)
+    batches = (batch for _ in pruner.epochs() for batch in pruner.loader())
+    for index, (inputs, targets) in batches:
         logits = model(inputs)
         losses = F.cross_entropy(logits, targets, reduction="none")
         loss = pruner.record(index, losses, logits, targets)
@@ -53,7 +52,6 @@ def main() -> float:
         scheduler.step()
         if pruner.steps_done % 50 == 0:
             print(f"step {pruner.steps_done}: loss {loss:.3f}")
-    pruner.end_epoch()
 
     right = 0
     with torch.no_grad():

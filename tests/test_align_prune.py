@@ -78,7 +78,7 @@ def scores_of(seen, reference):
 @pytest.mark.parametrize("reference", [CLEAN, None])
 def test_the_plans_equal_those_of_a_twin(save, anneal, reference):
     pruner = made(save, anneal=anneal, reference=reference)
-    numbers = [pruner.num_kept(epoch) for epoch in range(EPOCHS)]
+    numbers = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
     plans, _ = train_pruner(pruner, falling)
     for (kept, weights), expected in zip(plans, twin(numbers, falling, reference, 5), strict=True):
         assert kept == sorted(expected)
@@ -91,7 +91,7 @@ def test_the_plans_equal_those_of_a_twin(save, anneal, reference):
 def test_the_whole_training_saves_the_share_and_the_steps_are_known(save, batch):
     policy = fp.AlignPrune(EPOCHS, save, trajectory=3)
     pruner = fp.Pruner(N, policy, batch_size=batch)
-    expected = [pruner.num_kept(epoch) for epoch in range(EPOCHS)]
+    expected = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
     numbers = [len(kept) for kept, _ in train_pruner(pruner, falling)[0]]
     assert numbers == expected
     assert numbers[-2:] == [N, N]  # anneal=0.125 of 12 epochs.

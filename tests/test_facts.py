@@ -60,44 +60,6 @@ def test_without_a_suspect_no_pair_of_classes_is_named():
         watched(0).facts(["cat"])
 
 
-def test_a_pruner_gives_them_in_its_summary_and_records_on_undisturbed():
-    labels = torch.arange(N) % CLASSES
-    logits = 6.0 * F.one_hot(labels, CLASSES)
-
-    def states(look):
-        pruner = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=50, seed=1)
-        for _ in pruner.epochs():
-            for index in pruner.sampler.order().split(50):
-                losses = F.cross_entropy(logits[index], labels[index], reduction="none")
-                pruner.record(index, losses, logits[index] + 0.1 * index[:, None], labels[index])
-                if look and 7 in index:
-                    json.dumps(pruner.summary())
-        return pruner, pruner.state_dict()["watch"]["evidence"]["sums"]
-
-    (pruner, looked), (_, undisturbed) = states(True), states(False)
-    assert all(torch.equal(looked[name], undisturbed[name]) for name in looked)
-    assert "0 of 600 labels (0.0%) are suspected" in pruner.summary()["facts"][0]
-
-
-def test_a_pruner_names_classes_as_its_data_set_does():
-    class Pictures(list[int]):
-        classes = ("cat", "dog")
-
-    pruner = fp.Pruner(Pictures([0] * 90 + [1] * 110), fp.FullData(1), batch_size=50)
-    labels = torch.arange(200) >= 90
-    logits = 6.0 * F.one_hot((torch.arange(200) >= 100).long(), 2)
-    for _ in pruner.epochs():
-        for index in pruner.sampler.order().split(50):
-            losses = F.cross_entropy(logits[index], labels[index].long(), reduction="none")
-            pruner.record(index, losses, logits[index], labels[index].long())
-    assert "dog that may be cat" in " ".join(pruner.summary()["facts"])
-
-
-def test_without_evidence_there_are_none():
-    pruner = fp.Pruner(N, fp.FullData(2), batch_size=50)
-    assert pruner.summary()["facts"] == []
-
-
 # -- fineprune plan RUN ----------------------------------------------------------------------------
 
 

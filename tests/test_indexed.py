@@ -151,7 +151,7 @@ def test_a_stateful_loader_resumes_in_the_middle_of_a_pruning_epoch(workers, set
 
 
 def test_a_tuple_of_arrays_is_no_data_set_of_two_samples():
-    with pytest.raises(TypeError, match=r"a tuple of 2 arrays: give TensorDataset\(x, y\)"):
+    with pytest.raises(TypeError, match=r"got tuple: give .* TensorDataset\(x, y\)"):
         fp.Pruner((torch.zeros(8, 3), torch.zeros(8)), fp.FullData(1), batch_size=4)
     assert fp.Indexed(((torch.zeros(3), 0), (torch.zeros(3), 1)))[1][1][1] == 1
 

@@ -87,7 +87,7 @@ def test_without_rescaling_there_are_no_weights():
 def test_the_whole_training_saves_the_share_and_the_steps_are_known(save, anneal, batch):
     policy = fp.InfoBatch(EPOCHS, save=save, anneal=anneal)
     pruner = fp.Pruner(N, policy, batch_size=batch)
-    expected = [pruner.num_kept(epoch) for epoch in range(EPOCHS)]
+    expected = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
     plans = train(pruner)
     numbers = [len(kept) for kept, _ in plans]
     assert numbers == expected

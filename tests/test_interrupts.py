@@ -1,10 +1,8 @@
 """Ctrl-C in the middle of bookkeeping: a notebook runs the cell again, and nothing is lost."""
 
 import copy
-import inspect
 import os
 import signal
-import sys
 import threading
 
 import pytest
@@ -17,8 +15,8 @@ import fineprune as fp
 from fineprune.interrupts import uninterrupted
 from fineprune.labels.evidence import Evidence
 from fineprune.pruning import recorder
+from fineprune.pruning.epoch import Epoch
 from fineprune.pruning.loop_warnings import LoopWarnings
-from fineprune.pruning.seen_samples import SeenSamples
 
 SAMPLES, CLASSES, EPOCHS = 256, 4, 10
 RATES = [0.1] * 6 + [0.01] * 4
@@ -63,7 +61,7 @@ class Cell:
         return (
             self.trained,
             pruner.steps_done,
-            pruner.summary()["epochs_done"],
+            repr(pruner),
             pruner.policy.state_dict()["chosen"].tolist(),
             pruner.watch.ranking().visits,
             pruner.watch.ranking().scores.tolist(),
@@ -106,7 +104,6 @@ def run_twice(monkeypatch, owner, name, call):
         (fp.Adaptive, "learn", 6),
         (LoopWarnings, "of_epoch", 6),
         (fp.Pruner, "_show", 8),
-        (fp.Pruner, "_follow", 8),
     ],
 )
 def test_a_cell_that_is_stopped_between_epochs_trains_the_same(monkeypatch, owner, name, call):
@@ -118,7 +115,7 @@ def test_a_cell_that_is_stopped_between_epochs_trains_the_same(monkeypatch, owne
     ("owner", "name", "call", "repeated"),
     [
         (recorder.Recorder, "add", 20, 1),  # The batch does not count yet.
-        (SeenSamples, "note", 20, 0),
+        (Epoch, "note", 20, 0),
         (Evidence, "_write", 4, 0),
     ],
 )
@@ -129,7 +126,6 @@ def test_a_cell_that_is_stopped_in_record_loses_or_repeats_one_step_only(
     at = cell.stopped_at
     assert cell.trained[:at] == undisturbed.trained[:at]
     assert cell.result()[1:3] == undisturbed.result()[1:3]
-    assert cell.pruner.watch.ranking().visits == undisturbed.pruner.watch.ranking().visits
     assert len(cell.trained) == len(undisturbed.trained) + repeated
     if repeated:
         assert cell.trained[at] == cell.trained[at - 1]
@@ -152,35 +148,6 @@ def test_losses_that_a_state_waits_for_are_not_lost(monkeypatch):
     counts = [one.pruner.policy.state_dict()["lengths"] for one in (undisturbed, cell)]
     assert any(counts[0])
     assert counts[0] == counts[1]
-
-
-def test_an_epoch_that_is_about_to_begin_is_not_skipped():
-    """An interrupt between two lines: the next epoch is current, and seems to have ended."""
-    undisturbed, cell = Cell(), Cell()
-    undisturbed.run()
-    calls = []
-
-    def trace(frame, event, argument):
-        if frame.f_code is inspect.unwrap(fp.Pruner._show).__code__:
-            calls.append(frame.f_lineno)
-            if len(calls) == 8:
-                return interrupt
-        return None
-
-    def interrupt(frame, event, argument):
-        if frame.f_lineno == calls[-1] + 8:  # The call of _follow.
-            signal.raise_signal(signal.SIGINT)
-        return interrupt
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            cell.run()
-    finally:
-        sys.settrace(before)
-    cell.run()
-    assert cell.result() == undisturbed.result()
 
 
 def test_evidence_that_is_being_added_is_added_once(monkeypatch):

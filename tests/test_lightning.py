@@ -100,7 +100,7 @@ def test_the_loggers_of_the_trainer_receive_every_epoch(runs, pruning, tmp_path)
     lines = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
     epochs = [line for line in lines if line["fineprune/epoch"]]
     pruner = runs.pruner_of(net)
-    kept = [pruner.num_kept(epoch) for epoch in range(runs.EPOCHS)]
+    kept = [pruner.step_counts.num_kept(epoch) for epoch in range(runs.EPOCHS)]
     assert [float(line["fineprune/skipped"]) for line in epochs] == [
         1 - number / len(runs.DATA) for number in kept
     ]

@@ -57,42 +57,6 @@ def test_a_tolerance_is_a_share_of_the_absolute_mean():
     assert pruner.counts.tolist() == [1, 0, 1, 0]
 
 
-def test_a_loader_that_also_yields_the_skipped_samples_is_noticed():
-    pruner = made(fp.FinePruning(fp.Schedule(6, 6, 1), prune=32))
-    for epoch in range(2):
-        pruner.set_epoch(epoch)
-        pruner.record(torch.arange(N), losses_of(epoch, torch.arange(N)))
-        pruner.end_epoch()
-    pruner.set_epoch(2)
-    pruner.record(torch.arange(N), losses_of(2, torch.arange(N)))
-    with pytest.warns(RuntimeWarning, match="sampler=pruner.sampler"):
-        pruner.end_epoch()
-
-
-@pytest.mark.parametrize("kind", [fp.FinePruning, fp.RandomPruning])
-@pytest.mark.parametrize("batch", [16, N])
-def test_a_loader_without_the_sampler_is_noticed_with_every_policy(kind, batch):
-    pruner = made(kind(fp.Schedule(6, 6, 1), prune=32))
-    shuffle = torch.Generator().manual_seed(0)
-
-    def train():
-        for epoch in pruner.epochs():
-            for indices in torch.randperm(N, generator=shuffle).split(batch):
-                pruner.record(indices, losses_of(epoch, indices))
-
-    with pytest.warns(RuntimeWarning, match="sampler=pruner.sampler") as caught:
-        train()
-    # Epochs 0 to 4 prune. The third of them is the first that warns, and the only one.
-    assert [str(w.message).count("up to epoch 2") for w in caught] == [1]
-
-
-def test_a_few_other_samples_beside_the_sampler_are_no_reason_to_warn():
-    pruner = made(fp.RandomPruning(fp.Schedule(6, 6, 0), prune=32))
-    for epoch in pruner.epochs():
-        train_epoch(pruner, epoch)
-        pruner.record([0, 1], torch.ones(2))
-
-
 @pytest.mark.parametrize("kind", [fp.FinePruning, fp.RandomPruning])
 def test_a_loader_without_the_sampler_is_an_error_if_the_batch_size_is_known(kind):
     pruner = made(kind(fp.Schedule(6, 6, 1), prune=32), batch_size=16)
@@ -116,13 +80,6 @@ def test_a_loop_that_never_records_is_noticed_after_its_first_epoch():
     message = r"epoch 0 recorded no losses.*pruner\.record"
     with pytest.warns(RuntimeWarning, match=message) as caught:
         assert all(sum(1 for _ in loader) == len(loader) for _ in pruner.epochs())
-    assert len(caught) == 1
-
-
-def test_a_loop_over_the_kept_indices_that_never_records_is_noticed_after_three_epochs():
-    pruner = made()
-    with pytest.warns(RuntimeWarning, match="epoch 2 recorded no losses") as caught:
-        assert all(len(pruner.plan.kept) for _ in pruner.epochs())
     assert len(caught) == 1
 
 
@@ -472,7 +429,7 @@ def test_a_large_plan_with_one_repetition_is_refused():
 
 @pytest.mark.parametrize(("policy", "given"), [(fp.FullData, "the class FullData"), (0.3, "float")])
 def test_only_a_policy_is_taken(policy, given):
-    with pytest.raises(TypeError, match=rf"a policy such as Adaptive\(epochs\), got {given}"):
+    with pytest.raises(TypeError, match=rf"a policy such as .* with a name, got {given}"):
         fp.Pruner(8, policy)
 
 
@@ -480,7 +437,7 @@ def test_a_policy_without_a_name_is_refused():
     class Nameless(fp.FullData):
         name = None  # type: ignore[assignment]
 
-    with pytest.raises(TypeError, match="expected a policy with a name, got Nameless"):
+    with pytest.raises(TypeError, match=r"expected a policy such as .* with a name, got Nameless"):
         fp.Pruner(8, Nameless(3))
 
 
@@ -678,12 +635,12 @@ def test_the_settings_of_an_own_policy_may_be_empty():
     ("index", "losses", "message"),
     [
         ([0, 1], torch.tensor(1.0), "reduction"),
-        ([0, 1], torch.ones(3), "the indices of the samples whose losses these are"),
-        (torch.tensor(0), torch.ones(1), "the index of the sample as index.None."),
+        ([0, 1], torch.ones(3), "one loss and one index per sample"),
+        (torch.tensor(0), torch.ones(1), "one loss and one index per sample"),
         ([0, 1], torch.ones(3, 2), "one loss and one index per sample"),
         ([0, 1], torch.ones(2, 5), "the losses and not the logits"),
         ([0, 1], torch.ones(2, 4, 4), "reduce_pixels"),
-        ([0.0, 1.0], torch.ones(2), "integer indices"),
+        ([0.0, 1.0], torch.ones(2), "expected integer indices"),
         ([0, 1], torch.ones(2, dtype=torch.int64), "floating-point"),
         ([0, N], torch.ones(2), f"0..{N - 1}"),
         ([-1, 0], torch.ones(2), f"0..{N - 1}"),
@@ -826,6 +783,22 @@ def test_recording_on_a_gpu_does_not_wait_for_it(policy):
         loss = pruner.record(index, torch.ones(16, device="meta"))
         with pytest.raises(RuntimeError, match="meta tensors"):
             loss.item()
+
+
+@pytest.mark.parametrize(
+    ("shift", "message"), [(0, "sample 0 twice"), (N, rf"indices in 0\.\.{N - 1}, got {N}")]
+)
+def test_indices_on_a_gpu_are_checked_when_the_epoch_ends(shift, message, monkeypatch):
+    """Meta tensors stand for those of a GPU, which are read at the end."""
+    pruner = made(fp.FullData(2), batch_size=16)
+    for _ in range(2):
+        index = torch.ones(16, dtype=torch.int64, device="meta")
+        pruner.record(index, torch.ones(16, device="meta"))
+    read = np.concatenate([np.arange(16), np.arange(16) + shift])
+    host = read, np.ones(32, np.float32), np.array([16, 16])
+    monkeypatch.setattr("fineprune.pruning.recorder._on_host", lambda batches: host)
+    with pytest.raises(InputError, match=message):
+        pruner.end_epoch()
 
 
 def test_a_small_flush_block_changes_nothing(monkeypatch):

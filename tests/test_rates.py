@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as schedulers
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.pruning.rates import rates_of_epochs, rates_of_steps
+from fineprune.pruning.rates import rates_of
 from fineprune.pruning.step_budget import rates_along_steps
 
 EPOCHS, N, BATCH = 10, 400, 10
@@ -66,7 +66,7 @@ def test_a_scheduler_is_stepped_on_a_copy(name):
     own = optimizer()
     scheduler = SCHEDULERS[name](own)
     before = [dict(group, params=None) for group in own.param_groups]
-    rates = rates_of_epochs(scheduler, EPOCHS)
+    rates = rates_of(scheduler, EPOCHS)
     assert [dict(group, params=None) for group in own.param_groups] == before
     assert rates == pytest.approx(stepped(scheduler, own, EPOCHS))
 
@@ -77,12 +77,12 @@ def test_the_scheduler_of_an_own_loop_may_be_given_before_the_training_only(name
     scheduler = SCHEDULERS[name](own)
     stepped(scheduler, own, 2)
     with pytest.raises(InputError, match=r"a scheduler that was not stepped.*after 2 steps"):
-        rates_of_epochs(scheduler, EPOCHS)
+        rates_of(scheduler, EPOCHS)
     with pytest.raises(InputError, match="ReduceLROnPlateau"):
-        rates_of_epochs(schedulers.ReduceLROnPlateau(own), EPOCHS)
+        rates_of(schedulers.ReduceLROnPlateau(own), EPOCHS)
     one_cycle = schedulers.OneCycleLR(optimizer(), 0.3, total_steps=5)
     with pytest.raises(InputError, match=r"for 10 steps, got one that ends before.*total_steps"):
-        rates_of_epochs(one_cycle, EPOCHS)
+        rates_of(one_cycle, EPOCHS)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_scheduler_of_an_own_loop_may_be_given_before_the_training_only(name
         (0.1, "a torch learning-rate scheduler, got float"),
         (
             lambda epoch: [1, 0.1][epoch],
-            r"progress in epochs, .*list indices.*: give a list of one",
+            r"function of the progress, .*list indices.*: give a list",
         ),
     ],
 )
@@ -108,13 +108,13 @@ def test_wrong_rates_are_refused(rates, message):
 
 def test_arrays_and_functions_are_rates_too():
     expected = [math.cos((epoch + 0.5) / 10) for epoch in range(EPOCHS)]
-    assert rates_of_epochs(lambda progress: math.cos(progress / 10), EPOCHS) == expected
+    assert rates_of(lambda progress: math.cos(progress / 10), EPOCHS) == expected
     for given in (np.array(expected), torch.tensor(expected, dtype=torch.float64)):
-        assert rates_of_epochs(given, EPOCHS) == expected
-    assert rates_of_steps([3.0, 2.0, 1.0], 2) == [3.0, 2.0]
-    assert rates_of_steps(lambda step: step + 1.0, 3) == [1.0, 2.0, 3.0]
+        assert rates_of(given, EPOCHS) == expected
+    assert rates_of([3.0, 2.0, 1.0], 2, "steps") == [3.0, 2.0]
+    assert rates_of(lambda step: step + 1.0, 3, "steps") == [1.0, 2.0, 3.0]
     with pytest.raises(InputError, match=r"each of 4 steps, got 3.*pruner\.total_steps"):
-        rates_of_steps([3.0, 2.0, 1.0], 4)
+        rates_of([3.0, 2.0, 1.0], 4, "steps")
 
 
 def made(**options):
@@ -229,7 +229,7 @@ def test_rates_that_are_no_numbers_and_a_scheduler_of_steps_are_refused():
     with pytest.raises(InputError, match="expected learning rates as numbers, got None"):
         fp.Adaptive(4, rates=lambda _: None)  # type: ignore[arg-type]
     by_step = schedulers.OneCycleLR(optimizer(), 0.1, total_steps=40)
-    with pytest.raises(InputError, match=r"OneCycleLR with 40 steps: give one number.*set_rates"):
+    with pytest.raises(InputError, match=r"OneCycleLR for 4 epochs, got one for 40 .*set_rates"):
         fp.Adaptive(4, rates=by_step)
     by_epoch = schedulers.OneCycleLR(optimizer(), 0.1, total_steps=4)
     assert len(fp.Adaptive(4, rates=by_epoch).rates) == 4

@@ -58,7 +58,7 @@ def twin(batches, numbers, seed):
 @pytest.mark.parametrize("batch", [4, 5, 7])
 def test_the_plans_equal_those_of_a_twin(save, anneal, batch):
     pruner = fp.Pruner(N, fp.RePB(EPOCHS, save, anneal=anneal), batch_size=batch, seed=4)
-    numbers = [pruner.num_kept(epoch) for epoch in range(EPOCHS)]
+    numbers = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
     plans, batches = trained(pruner)
     assert plans[0] == (list(range(N)), None)
     for (kept, weights), expected in zip(plans[1:], twin(batches, numbers, 4), strict=True):
@@ -71,7 +71,7 @@ def test_the_plans_equal_those_of_a_twin(save, anneal, batch):
 def test_the_whole_training_saves_the_share_and_the_steps_are_known(save, batch):
     policy = fp.RePB(EPOCHS, save, anneal=0.125)
     pruner = fp.Pruner(N, policy, batch_size=batch)
-    expected = [pruner.num_kept(epoch) for epoch in range(EPOCHS)]
+    expected = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
     numbers = [len(kept) for kept, _ in trained(pruner)[0]]
     assert numbers == expected
     assert numbers[0] == numbers[-1] == N

@@ -59,12 +59,12 @@ def test_rates_come_before_losses_and_before_states():
 def test_an_index_may_be_a_list_wherever_losses_are_recorded():
     pruner = fp.Pruner(N, Halving(EPOCHS))
     pruner.observe(list(range(12)), torch.ones(12))
-    assert pruner.summary()["record_calls"] == 1
+    assert pruner.position.batches == 1
 
 
 def test_a_new_pruner_has_recorded_nothing_and_says_so():
     pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    assert pruner.summary()["record_calls"] == 0
+    assert pruner.position == fp.Position(0, 0, 0)
     assert pruner.nonfinite == 0
     assert pruner.sampler.state_dict() == {"epoch": 0, "yielded": 0}
     assert "24 samples, policy" in repr(pruner)
@@ -103,8 +103,7 @@ def test_a_resumed_epoch_may_have_another_number_of_batches():
             half.record(index, torch.ones(4))
         break
     resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=6)
-    with pytest.warns(UserWarning, match="a step has 6 samples .*, and had 4 in the loaded state"):
-        resumed.load_state_dict(half.state_dict())
+    resumed.load_state_dict(half.state_dict())
     epochs = []
     for epoch in resumed.epochs():  # A warning would be an error here.
         epochs.append(epoch)
@@ -144,7 +143,7 @@ def test_batches_that_a_framework_divides_need_their_size():
 @pytest.mark.parametrize("start", [-1, EPOCHS])
 def test_the_first_epoch_to_train_is_inside_the_training(start):
     pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    with pytest.raises(InputError, match=rf"^expected start in 0\.\.3, got {start}$"):
+    with pytest.raises(InputError, match=rf"^expected an epoch in 0\.\.3, got {start}"):
         next(pruner.epochs(start))
 
 
@@ -166,7 +165,7 @@ def test_an_incomplete_last_batch_is_trained_after_a_resume_unless_it_is_dropped
     stopped = new()
     for index in torch.tensor(list(stopped.sampler)).split(10)[:2]:
         stopped.record(index, torch.ones(10))
-    assert stopped.steps_left == EPOCHS * (3 if last else 2) - 2
+    assert stopped.total_steps() == EPOCHS * (3 if last else 2)
     resumed = new()
     resumed.load_state_dict(stopped.state_dict())
     assert next(iter(resumed.epochs())) == (0 if last else 1)
@@ -373,8 +372,7 @@ def test_a_trained_epoch_stays_trained_with_other_ranks_or_batches(changed):
         break
     for start, rest in ((None, (1, True)), (0, (0, False))):
         resumed = fp.Pruner(105, fp.FullData(2), **{**options, **changed})
-        with pytest.warns(UserWarning, match="the number of steps has changed"):
-            resumed.load_state_dict(pruner.state_dict())
+        resumed.load_state_dict(pruner.state_dict())
         epoch = next(iter(resumed.epochs(start)))
         assert (epoch, bool(list(resumed.sampler))) == rest
 
@@ -398,12 +396,10 @@ def test_all_steps_are_taken_after_a_resume_with_larger_or_smaller_ones(name, be
     pruner = fp.Pruner(200, policy_named(name), **{"num_replicas": 1, "rank": 0, **before})
     steps_of_a_training(pruner, stop)
     resumed = fp.Pruner(200, policy_named(name), **{"num_replicas": 1, "rank": 0, **after})
-    with pytest.warns(UserWarning, match="make new schedulers if they count steps"):
-        resumed.load_state_dict(pruner.state_dict())
-    assert resumed.steps_done + resumed.steps_left == resumed.total_steps()
-    left = resumed.steps_left
+    resumed.load_state_dict(pruner.state_dict())
+    left = resumed.total_steps() - resumed.steps_done
     assert steps_of_a_training(resumed) == left
-    assert (resumed.steps_done, resumed.steps_left) == (resumed.total_steps(), 0)
+    assert resumed.steps_done == resumed.total_steps()
 
 
 def steps_of_a_training(pruner, most=None):
@@ -435,12 +431,11 @@ def test_an_epoch_that_keeps_its_plan_counts_with_the_steps_that_it_takes(name, 
             if epoch == ended:
                 break  # As a loop that saves at its end.
         resumed = fp.Pruner(samples, policy_named(name), batch_size=after)
-        with pytest.warns(UserWarning, match="make new schedulers if they count steps"):
-            resumed.load_state_dict(pruner.state_dict())
+        resumed.load_state_dict(pruner.state_dict())
         again = fp.Pruner(samples, policy_named(name), batch_size=after)
         again.load_state_dict(resumed.state_dict())
         total, done = resumed.total_steps(), resumed.steps_done
-        assert total == again.total_steps() == resumed.summary()["total_steps"]
+        assert total == again.total_steps()
         assert done + steps_of_a_training(resumed) == total == resumed.steps_done
 
 
@@ -484,7 +479,7 @@ def test_a_last_batch_that_the_loader_drops_is_noticed():
             for batch in torch.tensor(list(pruner.sampler)).split(4)[:-1]:
                 pruner.record(batch, torch.ones(4))
 
-    with pytest.warns(RuntimeWarning, match="epoch 1 recorded 24 of 26 .* drop_last"):
+    with pytest.warns(RuntimeWarning, match="epoch 1 recorded .* 24 of 26 .* drop_last"):
         train()
 
 
@@ -504,9 +499,9 @@ def test_rates_that_are_lists_are_refused():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("data/train", "got the text 'data/train'"),
-        (DataLoader(TensorDataset(torch.zeros(9))), "got a DataLoader, .*: give loader.dataset"),
-        ([torch.zeros(9, 2), torch.zeros(9)], r"a list of 2 arrays: give TensorDataset\(x, y\)"),
+        ("data/train", "got str: give a data set"),
+        (DataLoader(TensorDataset(torch.zeros(9))), "got DataLoader: give loader.dataset"),
+        ([torch.zeros(9, 2), torch.zeros(9)], r"got list: give .* TensorDataset\(x, y\)"),
     ],
 )
 def test_what_is_no_data_set_is_refused(given, message):
@@ -602,19 +597,6 @@ def test_a_page_that_cannot_be_made_is_one_error(options, message, tmp_path, mon
     with pytest.raises(InputError, match=message):
         watch.page(**{"path": "other.html", **options})
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "prune"),
-    [
-        (fp.Schedule(8, window=20, start=10), 0.3),
-        (fp.Schedule(20, window=5, start=6), 0.3),
-        (fp.Schedule(20, window=5, start=2), 0.0004),
-    ],
-)
-def test_a_policy_that_skips_nothing_by_mistake_says_so(schedule, prune):
-    with pytest.warns(UserWarning, match="'fine-pruning' skips no sample in any of its"):
-        fp.Pruner(1000, fp.FinePruning(schedule, prune=prune), batch_size=10)
 
 
 TEXT: Any = ".3"

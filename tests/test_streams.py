@@ -323,7 +323,7 @@ def test_skipping_precedes_decoding_also_after_a_resume():
     decoded.clear()
     stream = PrunedStream(resumed, INDEX, read, decode=decode, shuffle_buffer=30)
     list(stream.loader(collate_fn=list))
-    assert len(decoded) == resumed.num_kept(6) - 3 * BATCH
+    assert len(decoded) == resumed.step_counts.num_kept(6) - 3 * BATCH
 
 
 def test_only_what_is_needed_is_read():
@@ -453,8 +453,8 @@ def test_every_rank_gets_the_promised_batches_and_says_what_is_missed(workers, d
 
 
 def test_a_rank_continues_within_an_epoch_also_where_it_repeats():
-    alike = lambda array: [array, array]  # noqa: E731 (The other rank records the same.)
-    options: Any = {"num_replicas": 2, "rank": 1, "batch_size": 4, "all_gather": alike}
+    policy = fp.RandomPruning(SCHEDULE, prune=32)
+    options: Any = {"policy": policy, "num_replicas": 2, "rank": 1, "batch_size": 4}
 
     def run(upto=None, state=None):
         pruner = made(**options)
@@ -515,8 +515,8 @@ def test_a_rank_that_repeats_few_samples_says_what_is_left_out():
     sizes = [60, 1, 1, 1]
     index = KeyIndex.of_ids(list("abcd"), sizes)
     firsts = dict(zip("abcd", index.firsts.tolist(), strict=False))
-    alike = lambda array: [array, array]  # noqa: E731 (The other rank records the same.)
-    pruner = made(index, num_replicas=2, rank=1, batch_size=4, all_gather=alike)
+    policy = fp.RandomPruning(SCHEDULE, prune=32)
+    pruner = made(index, policy, num_replicas=2, rank=1, batch_size=4)
     stream = PrunedStream(
         pruner,
         index,

@@ -65,34 +65,15 @@ def test_ignored_pixels_do_not_lower_the_loss_of_an_image():
         assert reduced[image].item() == pytest.approx(alone.item(), rel=1e-5)
     assert reduced[2] == 0
     assert reduced[1] > 1.5 * losses[1].mean()
-    usual = fp.reduce_pixels(losses[:1], target[:1])
+    usual = fp.reduce_pixels(losses[:1], target[:1], -100)
     assert usual.item() == pytest.approx(reduced[0].item())
-
-
-@pytest.mark.parametrize("ignored", [255, -1])
-def test_pixels_that_the_loss_ignored_need_the_same_ignore_index(ignored):
-    logits, target = torch.randn(2, CLASSES, 4, 5), torch.randint(0, CLASSES, (2, 4, 5))
-    target[:, :3] = ignored
-    losses = F.cross_entropy(logits, target, ignore_index=ignored, reduction="none")
-    with pytest.raises(InputError, match=f"label {ignored} have the loss 0") as error:
-        fp.reduce_pixels(losses, target)
-    (told,) = re.findall(r"ignore_index=(-?\d+)", str(error.value))
-    reduced = fp.reduce_pixels(losses, target, ignore_index=int(told))
-    assert reduced.tolist() == pytest.approx(losses[:, 3:].flatten(1).mean(1).tolist())
 
 
 def test_no_class_of_a_mask_of_bytes_is_ignored_by_default():
     losses, target = torch.rand(2, 4, 5), torch.randint(0, 256, (2, 4, 5))
     target[0, 0] = 156  # -100 as a byte
-    expected = fp.reduce_pixels(losses, target)
-    assert torch.equal(fp.reduce_pixels(losses, target.to(torch.uint8)), expected)
-
-
-def test_tasks_are_added_sample_by_sample():
-    one, two = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
-    assert fp.reduce_tasks({"a": one, "b": two}).tolist() == [11, 22]
-    assert fp.reduce_tasks({"a": one, "b": two}, {"b": 0.5, "a": 2}).tolist() == [7, 14]
-    assert fp.reduce_tasks({"a": one}).tolist() == [1, 2]
+    expected = fp.reduce_pixels(losses, target, -100)
+    assert torch.equal(fp.reduce_pixels(losses, target.to(torch.uint8), -100), expected)
 
 
 ONES = torch.ones(2, 3)
@@ -104,13 +85,8 @@ ONES = torch.ones(2, 3)
         (lambda: fp.reduce_tokens(ONES, ONES), "mask as bool, got torch.float32"),
         (lambda: fp.reduce_tokens(ONES.flatten(), ONES.bool()), r"losses.view_as\(mask\)"),
         (lambda: fp.reduce_tokens(ONES[0], ONES[0].bool()), r"shape \(B, tokens\), got \(3,\)"),
-        (lambda: fp.reduce_pixels(ONES, ONES[:1]), "losses and target"),
+        (lambda: fp.reduce_pixels(ONES, ONES[:1], -100), "losses and target"),
         (lambda: fp.reduce_pixels(ONES.mean(), ONES.mean()), "use reduction='none'"),
-        (lambda: fp.reduce_tasks({}), "at least one task"),
-        (lambda: fp.reduce_tasks({"a": ONES[0], "b": ONES.mean()}), r"a \(3,\), b \(\)"),
-        (lambda: fp.reduce_tasks({"a": ONES[0], "b": ONES[:, :1]}), r"b \(2, 1\)"),
-        (lambda: fp.reduce_tasks({"a": ONES}), r"shape \(B,\), got a \(2, 3\)"),
-        (lambda: fp.reduce_tasks({"a": ONES[0]}, {"b": 1.0}), "tasks a, got weights for b"),
     ],
 )
 def test_losses_of_a_wrong_shape_are_refused(call, message):
@@ -309,5 +285,9 @@ def test_a_batch_loss_alone_trains_with_policies_that_need_no_losses(policy):
                     break
             if pruner.position.batches == 3:
                 break
-    assert len(set(seen)) == len(seen) == sum(first.num_kept(epoch) or 0 for epoch in range(3))
-    assert second.summary()["epochs_done"] == 3
+    assert (
+        len(set(seen))
+        == len(seen)
+        == sum(first.step_counts.num_kept(epoch) or 0 for epoch in range(3))
+    )
+    assert "3 of 3 epochs done" in repr(second)

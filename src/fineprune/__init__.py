@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fineprune.labels.label_watch import LabelWatch
+    from fineprune.pruning.epoch import Position
     from fineprune.pruning.indexed import Indexed, IndexedCollate
     from fineprune.pruning.plan import EpochPlan
     from fineprune.pruning.policies.adaptive import Adaptive
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from fineprune.pruning.policies.full import FullData
     from fineprune.pruning.policies.infobatch import InfoBatch
     from fineprune.pruning.policies.policy import Policy, Training
-    from fineprune.pruning.policies.random import RandomPruning
     from fineprune.pruning.policies.repb import RePB
     from fineprune.pruning.policies.rs2 import RS2
-    from fineprune.pruning.pruner import Position, Pruner
-    from fineprune.pruning.sample_losses import reduce_pixels, reduce_tasks, reduce_tokens
+    from fineprune.pruning.policies.scheduled import RandomPruning
+    from fineprune.pruning.pruner import Pruner
+    from fineprune.pruning.sample_losses import reduce_pixels, reduce_tokens
     from fineprune.pruning.sampler import PruningSampler
     from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
     from fineprune.pruning.schedule import Schedule
@@ -52,7 +53,6 @@ __all__ = [
     "closed_form_pruned_epochs",
     "predict_savings",
     "reduce_pixels",
-    "reduce_tasks",
     "reduce_tokens",
     "shorter",
 ]
@@ -70,13 +70,12 @@ _MODULES = {
     "InfoBatch": "fineprune.pruning.policies.infobatch",
     "Policy": "fineprune.pruning.policies.policy",
     "Training": "fineprune.pruning.policies.policy",
-    "RandomPruning": "fineprune.pruning.policies.random",
+    "RandomPruning": "fineprune.pruning.policies.scheduled",
     "RePB": "fineprune.pruning.policies.repb",
     "RS2": "fineprune.pruning.policies.rs2",
-    "Position": "fineprune.pruning.pruner",
+    "Position": "fineprune.pruning.epoch",
     "Pruner": "fineprune.pruning.pruner",
     "reduce_pixels": "fineprune.pruning.sample_losses",
-    "reduce_tasks": "fineprune.pruning.sample_losses",
     "reduce_tokens": "fineprune.pruning.sample_losses",
     "PruningSampler": "fineprune.pruning.sampler",
     "Savings": "fineprune.pruning.savings",

@@ -1,8 +1,7 @@
 """Algorithm 1: losses become marks, marks become counts, and counts decide which samples are kept.
 
-These are pure functions on NumPy arrays. Counts are small integers, so a histogram finds the
-threshold of a selection in linear time. The selection works on one block of samples at a time, so
-that a hundred million samples need little more memory than their counts.
+Counts are small integers, so a histogram finds the threshold of a selection in linear time. It
+works on one block of samples at a time, so that 10^8 samples need little more memory than counts.
 """
 
 import numpy as np
@@ -28,32 +27,28 @@ def batch_sums(
 ) -> npt.NDArray[np.float64]:
     """Return the sum of the finite losses of each batch, their number, and that of the others.
 
-    Sums of several ranks can be added before the mean is taken, because the batch loss of the paper
-    is the mean over the whole batch ([P] section 4.2).
+    Those of several ranks are added before the mean is taken ([P] section 4.2).
 
     Args:
         losses: Losses of all batches, one batch after the other; float32, shape (n,).
-        sizes: Number of losses in each batch; int64, shape (batches,). Their sum is n.
+        sizes: Number of losses in each batch, at least 1; int64, shape (batches,).
 
     Returns:
         float64, shape (batches, 3).
     """
     finite = np.isfinite(losses)
-    sums = np.zeros((len(sizes), 3))
-    filled = np.flatnonzero(sizes)  # For an empty batch, reduceat would return a neighbour's value.
-    if len(filled):
-        starts = (np.cumsum(sizes) - sizes)[filled]
-        sums[filled, 0] = np.add.reduceat(np.where(finite, losses, 0.0).astype(np.float64), starts)
-        sums[filled, 1] = np.add.reduceat(finite.astype(np.float64), starts)
-    sums[:, 2] = sizes - sums[:, 1]
+    starts = np.cumsum(sizes) - sizes
+    parts = np.where(finite, losses, 0.0), finite, ~finite
+    sums: npt.NDArray[np.float64] = np.stack(
+        [np.add.reduceat(part.astype(np.float64), starts) for part in parts], axis=1
+    )
     return sums
 
 
 def batch_means(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the mean loss of each batch from its ``batch_sums``; NaN if no loss was finite."""
-    counted = sums[:, 1]
-    means = np.full(len(sums), np.nan)
-    np.divide(sums[:, 0], counted, out=means, where=counted > 0)
+    with np.errstate(invalid="ignore"):
+        means: npt.NDArray[np.float64] = sums[:, 0] / sums[:, 1]
     return means
 
 
@@ -62,8 +57,7 @@ def exceeds(
 ) -> npt.NDArray[np.bool_]:
     """Return which losses are marked, bool, shape (n,): the finite ones above their threshold.
 
-    The threshold is ``mean + tolerance * |mean|`` (Algorithm 1, line 5). With the absolute value, a
-    positive tolerance raises the threshold for negative means too.
+    The threshold is ``mean + tolerance * |mean|`` (Algorithm 1, line 5).
 
     Args:
         losses: The losses; float32, shape (n,).
@@ -86,8 +80,6 @@ def keep_least_counted(
     counts: Counts, num_kept: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
     """Return the sorted samples with the smallest counts (Algorithm 2, line 7: KeepList).
-
-    If several samples tie at the threshold, some of them are chosen uniformly at random.
 
     Args:
         counts: The counts; integers of at least 0, shape (N,).

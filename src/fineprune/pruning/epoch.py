@@ -1,11 +1,32 @@
-"""Epoch: the one epoch that a pruner has in progress."""
+"""Epoch: one epoch of a training, how far it got, and which samples it may still record."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.rescaling import Rescaling
 
 
-@dataclass
+@dataclass(frozen=True)
+class Position:
+    """Where one rank is in its training.
+
+    Attributes:
+        epoch: The epoch in progress, counted from 0, or the next one if it has ended. After the
+            last epoch, it is the number of epochs.
+        batches: Number of batches of this epoch that this rank has recorded.
+        samples: Number of samples of this rank's order that these batches cover.
+    """
+
+    epoch: int
+    batches: int
+    samples: int
+
+
+@dataclass(eq=False)
 class Epoch:
     """An epoch, and how much of it was recorded.
 
@@ -16,9 +37,9 @@ class Epoch:
         done: How far the epoch got in its order, in samples of all ranks: with a known batch size,
             the samples of whole batches, also if some were left out of them; otherwise, the samples
             that were recorded. It may exceed ``planned``.
-        restored: Whether it comes from a loaded state.
-        recording: Whether this process has recorded a batch of it.
-        ended: Whether the policy has learned from it. It takes no more batches.
+        restored: Whether it comes from a loaded state, and nothing was recorded since.
+        reads: How often the sampler was asked for its samples.
+        rescaling: Applies the weights of the plan, if it has any.
     """
 
     plan: EpochPlan
@@ -26,18 +47,20 @@ class Epoch:
     batches: int = 0
     done: int = 0
     restored: bool = False
-    recording: bool = False
-    ended: bool = False
+    reads: int = 0
+    rescaling: Rescaling | None = field(init=False)
+    # The samples that may still be recorded, shape (N,), once the first batch is recorded.
+    _left: npt.NDArray[np.bool_] | None = None
+    _once: bool = False
+
+    def __post_init__(self) -> None:
+        weights = self.plan.weights
+        self.rescaling = None if weights is None else Rescaling(weights)
 
     @property
     def number(self) -> int:
         """The number of the epoch, counted from 0."""
         return self.plan.epoch
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether batches of it were recorded, and the policy has not learned from them."""
-        return self.batches > 0 and not self.ended
 
     @property
     def complete(self) -> bool:
@@ -50,3 +73,64 @@ class Epoch:
         if not self.batches or self.complete:
             return self.plan.number
         return round(self.plan.number * self.done / self.planned)
+
+    def expect(
+        self, num_samples: int, *, any_sample: bool, before: npt.NDArray[np.int64] | None
+    ) -> None:
+        """Begin to check indices, once.
+
+        Args:
+            num_samples: Number of samples N in the data set.
+            any_sample: Whether samples outside of the plan may be recorded.
+            before: The samples that were recorded before a resume, int64, shape (n,). None if a
+                sample may be recorded more than once, such as padding.
+        """
+        if self._left is None:
+            self._left = np.full(num_samples, any_sample or self.plan.number == num_samples)
+            self._left[self.plan.kept.numpy()] = True
+            self._once = before is not None
+            if before is not None:
+                self._left[before] = False
+
+    def check(self, index: npt.NDArray[np.integer]) -> None:
+        """Check the indices of a batch, shape (B,), at least one.
+
+        Raises:
+            InputError: One is out of range, is not in the plan, or was recorded before.
+        """
+        assert self._left is not None
+        try:
+            allowed = self._left.take(index)
+        except IndexError:
+            allowed = np.zeros(len(index), dtype=np.bool_)
+        # Of negative ones, ``take`` reads from the end.
+        if np.count_nonzero(allowed) < len(index) or np.minimum.reduce(index) < 0:
+            raise self._refusal(index, allowed)
+
+    def note(self, index: npt.NDArray[np.integer]) -> None:
+        """Note that a batch was recorded, whose indices were checked."""
+        if self._once:
+            assert self._left is not None
+            self._left[index] = False
+
+    def _refusal(
+        self, index: npt.NDArray[np.integer], allowed: npt.NDArray[np.bool_]
+    ) -> InputError:
+        assert self._left is not None
+        if index.min() < 0 or index.max() >= len(self._left):
+            return InputError(
+                f"expected indices in 0..{len(self._left) - 1}, got {index.min()}..{index.max()}"
+            )
+        sample = index[~allowed][:1]
+        if sample[0] not in self.plan.kept.numpy():
+            return InputError(
+                f"expected samples that epoch {self.number} trains, got sample {sample[0]}, which "
+                f"it skips: train with pruner.loader(), or give your loader sampler=pruner.sampler "
+                f"and begin it anew in each epoch, and give record the indices that it yields, not "
+                f"numbers within the batch"
+            )
+        return InputError(
+            f"expected each sample once in epoch {self.number}, got sample {sample[0]} twice: give "
+            f"record the indices that the loader yields, not numbers within the batch, and one "
+            f"loss per sample, such as the mean of two views"
+        )

@@ -1,6 +1,5 @@
 """Indexed: a data set whose items come with their indices and are otherwise unchanged."""
 
-import itertools
 import operator
 from collections.abc import Callable, Mapping, MutableMapping, Sequence, Sized
 from dataclasses import dataclass
@@ -15,9 +14,6 @@ from fineprune.errors import InputError, check_whole_number
 # A list of more arrays is taken for one of samples.
 _MOST_COLUMNS = 3
 
-# Of the keys of a dict, an error shows so many.
-_SHOWN_KEYS = 3
-
 
 class IndexedItem(tuple[Any, Any]):
     """The pair ``(index, item)``, of a type of its own, so that collate functions recognise it."""
@@ -26,67 +22,49 @@ class IndexedItem(tuple[Any, Any]):
     is_indexed = True  # For ``fineprune.labels``, which cannot import these types.
 
 
-def _are_columns(dataset: Any) -> bool:
-    """Return whether a tuple or a list has inputs and labels, rather than samples."""
-    if isinstance(dataset, tuple):
-        return any(hasattr(part, "shape") for part in dataset)
-    if not isinstance(dataset, list) or not 2 <= len(dataset) <= _MOST_COLUMNS:
-        return False
-    shapes = [tuple(getattr(part, "shape", ())) for part in dataset]
-    return all(shapes) and len({shape[0] for shape in shapes}) == 1 and shapes[-1] != shapes[0]
+def _advice(dataset: Any) -> str | None:
+    """Return what to give instead of what is no map-style data set; None if it is one."""
+    if isinstance(dataset, DataLoader):
+        return "give loader.dataset, since the batches of a loader have no indices"
+    if isinstance(dataset, Mapping):
+        is_set = set(dataset) == set(range(len(dataset)))
+    else:
+        is_set = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not is_set or isinstance(dataset, IterableDataset):
+        return (
+            "give one data set, such as TensorDataset(x, y), or the number of samples; the samples "
+            "of a stream have no indices, see fineprune.streams or, for a LabelWatch, yield the "
+            "index of each sample with it"
+        )
+    few = isinstance(dataset, tuple | list) and len(dataset) <= _MOST_COLUMNS
+    shapes = {tuple(getattr(part, "shape", ())) for part in dataset} if few else set()
+    # Unlike arrays, samples have equal shapes.
+    if isinstance(dataset, str) or (len(shapes) > 1 and all(shapes)):
+        return "give a data set of samples, such as TensorDataset(x, y), or the number of samples"
+    return None
 
 
 class Indexed(Dataset[tuple[int, Any]]):
-    """A map-style data set whose items are ``(index, item)``.
-
-    The index assigns a loss to its sample; the position of the sampler could not, because loaders
-    prefetch batches. The items themselves (tuples, dicts, tensors) are unchanged.
+    """A map-style data set whose items are ``(index, item)``; the items themselves are unchanged.
 
     Other attributes, such as ``classes``, are read from and set on the data set itself, as in
     ``loader.dataset.transform = ...``.
 
     Args:
-        dataset: Any map-style data set, for example a ``Subset``. The indices refer to this data
-            set.
+        dataset: Any map-style data set, for example a ``Subset``, to which the indices refer.
 
     Raises:
-        TypeError: The data set is iterable-style, has no length, or is a dict with keys other than
-            0 to N - 1.
+        TypeError: It is something else, such as a stream, a loader or a tuple of arrays.
     """
 
     is_indexed = True
 
     def __init__(self, dataset: Any) -> None:
-        if isinstance(dataset, Mapping) and set(dataset) != set(range(len(dataset))):
-            shown = ", ".join(map(str, itertools.islice(dataset, _SHOWN_KEYS)))
-            shown += ", ..." if len(dataset) > _SHOWN_KEYS else ""
+        advice = _advice(dataset)
+        if advice is not None:
             raise TypeError(
-                f"expected a data set with items 0 to N - 1, got a dict with the keys {shown}: "
-                f"give one data set, such as TensorDataset(x, y), or the number of samples"
-            )
-        if isinstance(dataset, str):
-            raise TypeError(
-                f"expected a data set, got the text {dataset!r}: give a data set that reads it, or "
-                f"the number of samples"
-            )
-        if _are_columns(dataset):
-            raise TypeError(
-                f"expected a data set of samples, got a {type(dataset).__name__} of {len(dataset)} "
-                f"arrays: give TensorDataset(x, y), or the number of samples"
-            )
-        if isinstance(dataset, DataLoader):
-            raise TypeError(
-                "expected a data set, got a DataLoader, whose batches have no indices: give "
-                "loader.dataset"
-            )
-        if isinstance(dataset, IterableDataset) or not (
-            hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        ):
-            raise TypeError(
-                f"expected a map-style data set, with __getitem__ and __len__ and not an "
-                f"IterableDataset, got {type(dataset).__name__}: the samples of a stream have no "
-                f"indices; see fineprune.streams or, for a LabelWatch, yield the index of each "
-                f"sample with it"
+                f"expected a map-style data set of samples, with __getitem__ and __len__, got "
+                f"{type(dataset).__name__}: {advice}"
             )
         self.dataset = dataset
 
@@ -158,13 +136,10 @@ def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:
 class IndexedCollate:
     """Adapts a collate function to an ``Indexed`` data set.
 
-    The function receives the items without their indices. Without ``key``, each batch is
-    ``(index, collate_fn(items))``, where ``index`` is an int64 tensor of shape (B,). With ``key``,
-    the function must return a dict, and ``index`` is put into it under this key.
-
-    Items that are None, such as those of files that cannot be read, are left out with their
-    indices. Items without indices are passed to the function unchanged, so the same object works
-    for training and evaluation.
+    Each batch is ``(index, collate_fn(items))``, where ``index`` is int64 of shape (B,). With
+    ``key``, the function must return a dict, into which ``index`` is put. Items that are None, such
+    as those of files that cannot be read, are left out with their indices. Items without indices,
+    as in an evaluation, are passed to the function unchanged.
 
     Args:
         collate_fn: Your collate function, which receives a list of items.
@@ -194,16 +169,12 @@ class IndexedCollate:
         collated = self.collate_fn([item for _, item in there])
         if self.key is None:
             return indices, collated
-        if not isinstance(collated, MutableMapping):
+        if not isinstance(collated, MutableMapping) or self.key in collated:
+            keys = list(collated) if isinstance(collated, MutableMapping) else ""
             raise InputError(
-                f"expected the collate function to return a dict, to which {self.key!r} can be "
-                f"added, got {type(collated).__name__}: leave out key to get (index, batch)"
-            )
-        if self.key in collated:
-            raise InputError(
-                f"expected a batch without {self.key!r}, which is the key of the indices, got one "
-                f"with the keys {', '.join(map(str, collated))}: give IndexedCollate "
-                f"another key"
+                f"expected the collate function to return a dict without {self.key!r}, the key of "
+                f"the indices, got {type(collated).__name__} {keys}: give IndexedCollate another "
+                f"key, or none to get (index, batch)"
             )
         collated[self.key] = indices
         return collated

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number
@@ -37,7 +36,7 @@ class EpochPlan:
         if not len(self.kept) or self.kept[0] < 0 or not ascends:
             raise InputError(
                 f"expected kept to be one or more indices of at least 0, in ascending order "
-                f"without repetitions, got {_beginning(self.kept)}: use torch.unique(kept)"
+                f"without repetitions, got {self.kept[:8].tolist()}: use torch.unique(kept)"
             )
         if self.weights is not None:
             _check_vector("weights", self.weights, torch.float32)
@@ -54,12 +53,10 @@ class EpochPlan:
         """The number of kept samples."""
         return len(self.kept)
 
-    def includes(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which of the samples, int64, shape (n,), are kept."""
-        kept = self.kept.numpy()
-        places = np.searchsorted(kept, index)
-        included: npt.NDArray[np.bool_] = kept[np.minimum(places, len(kept) - 1)] == index
-        return included
+    @property
+    def is_full(self) -> bool:
+        """Whether no sample before the last one is skipped."""
+        return int(self.kept[-1]) == len(self.kept) - 1
 
 
 def random_plan(epoch: int, number: int, num_samples: int, rng: np.random.Generator) -> EpochPlan:
@@ -96,10 +93,7 @@ def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int)
 
 
 def fingerprint(plan: EpochPlan) -> int:
-    """Return a number that is the same in every process for equal plans.
-
-    For different ones, it is almost certainly different.
-    """
+    """Return a number that is equal for equal plans, and almost certainly not for others."""
     squares = int(torch.dot(plan.kept, plan.kept))
     return zlib.crc32(f"{plan.epoch} {len(plan.kept)} {squares}".encode())
 
@@ -112,8 +106,3 @@ def _check_vector(name: str, value: object, dtype: torch.dtype) -> None:
             f"expected {name} as a tensor of {dtype} with one dimension on the CPU, got "
             f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
         )
-
-
-def _beginning(kept: torch.Tensor) -> str:
-    values = ", ".join(str(index) for index in kept[:8].tolist())
-    return f"[{values}, ...]" if len(kept) > 8 else f"[{values}]"

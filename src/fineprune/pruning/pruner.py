@@ -1,35 +1,39 @@
-"""Pruner: decides which samples each epoch trains on, for a training loop of any kind."""
+"""Pruner: decides which samples each epoch trains on, for a training loop of any kind.
+
+An ``Epoch`` is shown, whose samples the sampler yields. With its first batch, it is open: it has
+losses, and the policy has not learned from them. At its end, the ranks merge what they recorded,
+and the policy learns from it. Other files have what this one puts together: ``epoch`` checks
+indices, ``recorder`` keeps losses, ``sampler`` makes orders, and ``step_counts`` counts steps.
+"""
 
 import copy
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 import torch
 from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
 
-from fineprune.errors import InputError, check_whole_number, explaining, warn_user
+from fineprune.errors import InputError, check_whole_number, explaining
 from fineprune.interrupts import uninterrupted
 from fineprune.labels.batch import as_local, as_numbers, check_not_recomputed
-from fineprune.labels.dataset_attributes import labels_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
-from fineprune.pruning.epoch import Epoch
-from fineprune.pruning.indexed import Indexed, indexed_and_length
-from fineprune.pruning.loader import PrunedLoaders
+from fineprune.pruning.epoch import Epoch, Position
+from fineprune.pruning.indexed import indexed_and_length
+from fineprune.pruning.loader import pruned_loader
 from fineprune.pruning.loop_checks import (
     check_batch,
     check_first_batch,
+    check_logits,
+    check_not_ended,
     check_recorded_labels,
     check_room,
-    checked_labels,
     compare_ranks,
 )
 from fineprune.pruning.loop_warnings import LoopWarnings
-from fineprune.pruning.plan import EpochPlan, check_plan
+from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner_state import (
     OF_ANOTHER_VERSION,
@@ -37,38 +41,22 @@ from fineprune.pruning.pruner_state import (
     pack_epoch,
     plain,
     unpack_epoch,
-    unsynchronized,
 )
-from fineprune.pruning.random_streams import stream
 from fineprune.pruning.rates import Rates
 from fineprune.pruning.recorder import Recorder
-from fineprune.pruning.replicas import AllGather, Replicas, share_of_rank
-from fineprune.pruning.rescaling import Rescaling
-from fineprune.pruning.run_report import RunReport, RunTotals
-from fineprune.pruning.sampler import PruningSampler, samples_per_rank
+from fineprune.pruning.replicas import (
+    Replicas,
+    share_of_rank,
+    size_of_sharded_batches,
+)
+from fineprune.pruning.run_report import RunTotals, as_writer, values_of
+from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.schedule import check_epoch
-from fineprune.pruning.seen_samples import SeenSamples
 from fineprune.pruning.step_counts import BatchShape, StepCounts
 
 STATE_VERSION = 1
 
-_KEYS = ("labels", "epoch", "shape", "progress", "recorded", "learned", "totals", "watch")
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where one rank is in its training.
-
-    Attributes:
-        epoch: The epoch in progress, counted from 0, or the next one if it has ended. After the
-            last epoch, it is the number of epochs.
-        batches: Number of batches of this epoch that this rank has recorded.
-        samples: Number of samples of this rank's order that these batches cover.
-    """
-
-    epoch: int
-    batches: int
-    samples: int
+_KEYS = ("epoch", "shape", "progress", "recorded", "learned", "totals", "watch")
 
 
 class Pruner(Untraced):
@@ -76,48 +64,49 @@ class Pruner(Untraced):
 
     A training loop iterates over ``pruner.epochs()``, reads its batches from ``pruner.loader()`` or
     from a loader over ``pruner.dataset`` with ``sampler=pruner.sampler``, and backpropagates
-    ``pruner.record(index, losses)``. Losses are only stored during an epoch; the policy learns from
-    them at its end, with ``FinePruning`` as in Li et al., NPC 2018, section 4.
+    ``pruner.record(index, losses)``. The policy learns from the losses at the end of each epoch,
+    with ``FinePruning`` as in Li et al., NPC 2018, section 4.
 
     Args:
         dataset_or_length: The map-style data set; or the number of samples N, for a loop that
-            indexes its own arrays with ``sampler.order()``. An index must mean the same sample in
-            each epoch, which cannot be checked if only losses are recorded.
-        policy: The policy that chooses the samples. The pruner works on a copy of it that has
-            learned nothing.
-        labels: The class of each sample: integers, shape (N,), as a sequence, an array or a tensor;
-            -1 if it is unknown. By default, the data set's attribute ``targets`` or ``labels``, or
-            the second of the two tensors of a ``TensorDataset``. If logits are recorded with other
-            labels than these, the first batch is an error.
-        seed: The seed of the order of the samples, as in ``DistributedSampler``, and of the random
-            streams that break ties.
+            indexes its own arrays with ``sampler.order()``.
+        policy: The policy that chooses the samples. The pruner works on a copy of it.
+        seed: The seed of the order, as in ``DistributedSampler``, and of the policy's choices.
         batch_size: Number of samples per batch and rank. If it is given, an epoch that skips
             samples is rounded up to whole batches on every rank.
-        accumulation: Number of batches per optimizer step. A step must also be taken after the last
-            batch of an epoch; see ``step_is_due``.
+        accumulation: Number of batches per optimizer step; see ``step_is_due``.
         drop_last: Whether the loader drops an incomplete last batch.
-        num_replicas: Number of ranks that share the samples of an epoch. By default, the size of
-            the process group.
-        rank: The rank of this process among them. By default, its rank in the process group. It is
-            required if ``num_replicas`` is neither 1 nor the size of the group.
+        num_replicas: Number of ranks that share the samples of an epoch. By default, all of the
+            process group.
+        rank: The rank of this process among them, required if ``num_replicas`` is neither 1 nor the
+            size of the group.
         process_group: The group whose ranks merge their counts. By default,
             ``torch.distributed.group.WORLD``.
-        all_gather: A function that takes an array and returns those of all ranks, such as
-            ``hvd.allgather_object``, for frameworks without a torch process group. It requires
-            ``num_replicas`` and ``rank``.
-        sharded_by_loader: Whether a framework (Accelerate, Hugging Face's Trainer) itself divides
-            the batches of one sampler over the ranks of the group. It requires ``batch_size``,
-            which is still that of one rank.
-        log: The target to which each epoch is reported; see the method ``log``. By default, none.
+        sharded_by_loader: Whether a framework, such as Accelerate, itself divides the batches of
+            one sampler over the ranks. It requires ``batch_size``, still that of one rank.
+        log: Reports each epoch when it ends, on the first rank of the group only: a
+            ``callable(dict, step)``, such as ``wandb.log``, or TensorBoard's ``SummaryWriter``.
+            ``step`` is the number of optimizer steps so far. The values are ``fineprune/epoch``
+            (counted from 0), ``fineprune/skipped`` (the share of the samples that the epoch
+            skipped), ``fineprune/saved`` (the share of the sample-steps so far) and, if the policy
+            names suspects, ``fineprune/suspects`` (their number).
 
     Attributes:
+        policy: This pruner's own copy of the policy.
+        dataset: The data set wrapped in ``Indexed``; None if a length was given.
+        num_samples: The number of samples N.
+        shape: The ``BatchShape``: how samples are grouped into batches and optimizer steps.
+        step_counts: The ``StepCounts``: how many samples and steps each epoch has.
         sampler: The ``PruningSampler`` of this rank.
+        numbering: A number that identifies the ``KeyIndex`` of the samples; 0 without one.
+        watch: The evidence on the labels; None until logits are recorded. It is part of
+            ``state_dict``. With several ranks, ``synchronize`` merges it.
         nonfinite: Number of NaN or infinite losses that all ranks together recorded in the last
             epoch that ended; 0 if the policy needs no losses.
 
     Raises:
-        InputError: A value is out of range; rounding to whole batches leaves nothing to skip; the
-            labels do not fit; or this process does not belong to ``process_group``.
+        InputError: A value is out of range; rounding to whole batches leaves nothing to skip; or
+            this process does not belong to ``process_group``.
         TypeError: The data set is not map-style, or the policy is not a ``Policy`` with a name.
         RuntimeError: ``WORLD_SIZE`` is above 1, but no process group is initialised.
     """
@@ -127,7 +116,6 @@ class Pruner(Untraced):
         dataset_or_length: Any,
         policy: Policy,
         *,
-        labels: Any = None,
         seed: int = 0,
         batch_size: int | None = None,
         accumulation: int = 1,
@@ -135,146 +123,77 @@ class Pruner(Untraced):
         num_replicas: int | None = None,
         rank: int | None = None,
         process_group: Any = None,
-        all_gather: AllGather | None = None,
         sharded_by_loader: bool = False,
         log: Any = None,
     ) -> None:
         super().__init__()
         check_is_policy(policy)
-        dataset, num_samples = indexed_and_length(dataset_or_length)
-        seed = check_whole_number("seed", seed, 0)
-        replicas = Replicas(process_group, all_gather, num_replicas, rank)
-        of_this_rank = batch_size
+        self.dataset: Any
+        self.dataset, self.num_samples = indexed_and_length(dataset_or_length)
+        self._seed = check_whole_number("seed", seed, 0)
+        self._replicas = Replicas(process_group)
+        self._loader_batch_size = batch_size
         if sharded_by_loader:
-            batch_size = _global_batch_size(batch_size, replicas.size, num_replicas, rank)
+            batch_size = size_of_sharded_batches(
+                batch_size, self._replicas.size, num_replicas, rank
+            )
             num_replicas, rank = 1, 0
-        num_replicas, rank = share_of_rank(replicas.size, replicas.rank, num_replicas, rank)
-        shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
-        if labels is None and dataset is not None and policy.needs_ranking:
-            labels = labels_of(dataset.dataset)
-        if labels is not None:
-            labels = checked_labels(labels, num_samples)
-        self._policy = copy.deepcopy(policy)
-        self._counts = StepCounts(self._policy, num_samples, shape, seed, labels)
-        self._counts.check_rounding()
+        num_replicas, rank = share_of_rank(
+            self._replicas.size, self._replicas.rank, num_replicas, rank
+        )
+        self._num_ranks = max(num_replicas, self._replicas.size)
+        self.shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
+        self._batch = self.shape.samples_per_batch or 0  # That of all ranks; 0 if it is not known.
+        self.policy = copy.deepcopy(policy)
+        self.step_counts = StepCounts(self.policy, self.num_samples, self.shape, self._seed)
+        self.step_counts.check_rounding()
         self.sampler = PruningSampler(
-            range(num_samples) if dataset is None else dataset,
+            range(self.num_samples) if self.dataset is None else self.dataset,
             num_replicas=num_replicas,
             rank=rank,
-            seed=seed,
+            seed=self._seed,
             drop_last=drop_last,
             choose_epoch=self.set_epoch,
             note_read=self._note_read,
         )
-        self.nonfinite = 0
-        self._dataset = dataset
-        self._num_samples = num_samples
-        self._shape = shape
-        self._replicas = replicas
-        self._num_ranks = max(num_replicas, replicas.size)
-        self._batch = shape.samples_per_batch or 0  # That of all ranks; 0 if it is not known.
-        self._seed = seed
-        self._numbering = 0
-        self._labels_digest = 0 if labels is None else zlib.crc32(labels.astype(np.int64).data)
-        # The labels that the first batch with labels is compared with.
-        self._given_labels = None if labels is None else torch.from_numpy(labels.astype(np.int64))
-        self._recorder = Recorder(self._policy, replicas, num_samples)
-        self._warnings = LoopWarnings(self._policy, num_samples, dataset is not None)
-        self._loaders = PrunedLoaders(self.sampler, num_samples, of_this_rank, drop_last)
-        self._report = RunReport(self._counts, dataset)
-        self._watch: LabelWatch | None = None
-        self._rescaling: Rescaling | None = None
-        self._seen: SeenSamples
-        self._epoch: Epoch
-        # An unfinished epoch of a loaded state, while an earlier one is current.
-        self._aside: Epoch | None = None
-        self._next = 0  # The first epoch behind all that have ended.
-        self._driver: object | None = None  # The loop that has the current epoch in progress.
-        self._compared = replicas.size == 1  # Whether the ranks were compared.
-        self._total_steps: int | None = None  # None if it is not known, or may have changed.
-        self._sampler_read = self._plan_read = self._read_ahead = self._read_again = False
+        self.numbering = self.nonfinite = 0
+        self.watch: LabelWatch | None = None
+        self._recorder = Recorder(self.policy, self._replicas, self.num_samples)
+        self._warnings = LoopWarnings()
+        self._totals = RunTotals()
+        self._log = None if log is None else as_writer(log)
+        self._next = 0  # The open epoch; without one, the first behind all that have ended.
+        self._open: Epoch | None = None
+        self._shown = self._planned_epoch(0)
+        self._read_again = False  # Whether an iterator went on with the epoch shown before.
+        self._loop: object | None = None  # The loop that has the current epoch in progress.
+        self._compared = self._replicas.size == 1  # Whether the ranks were compared.
         self._show(0)
-        if log is not None:
-            self.log(log)
 
     # -- the data ----------------------------------------------------------------------------------
 
     @property
-    def dataset(self) -> Indexed:
-        """The data set wrapped in ``Indexed``.
-
-        Raises:
-            InputError: The pruner was given a length instead of a data set.
-        """
-        if self._dataset is None:
-            raise InputError(
-                f"expected a pruner that was given a data set, got one of {self._num_samples} "
-                f"samples: give {type(self).__name__} the data set, or index your own arrays with "
-                f"plan.kept"
-            )
-        return self._dataset
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples N."""
-        return self._num_samples
-
-    @property
-    def shape(self) -> BatchShape:
-        """How the samples are grouped into batches and optimizer steps."""
-        return self._shape
-
-    @property
-    def policy(self) -> Policy:
-        """This pruner's own copy of the policy."""
-        return self._policy
-
-    @property
     def plan(self) -> EpochPlan:
         """The plan of the current epoch."""
-        self._plan_read = True  # A loop may train on ``plan.kept`` without the sampler.
-        self._read_again |= self._epoch.recording and self._epoch.complete
-        return self._epoch.plan
+        return self._shown.plan
 
     @property
     def counts(self) -> torch.Tensor | None:
         """DroppingCounts as of the last epoch that ended, shape (N,); None if there are none."""
-        return self._policy.counts
+        return self.policy.counts
 
-    def number_by(self, digest: int) -> None:
-        """Declare that something other than a data set numbers the samples, such as a ``KeyIndex``.
-
-        Args:
-            digest: A number that is the same for equal numberings. All ranks must give the same.
-        """
-        self._numbering = digest
-        self._look_at_samples()
-
-    def loader(
-        self,
-        dataset: Any = None,
-        *,
-        batch_size: int | None = None,
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        **options: Any,
-    ) -> DataLoader[Any]:
+    def loader(self, dataset: Any = None, **options: Any) -> DataLoader[Any]:
         """Return a ``DataLoader`` over this pruner's samples, whose batches are ``(index, batch)``.
 
-        You may call this inside the loop over the epochs. While you keep the loader in a variable,
-        its workers persist from epoch to epoch, and a call with the same arguments returns it
-        again, unless it is in the middle of an epoch. (Persistent workers do not see changes that
-        you make to the data set between epochs: give ``persistent_workers=False`` if you make any.)
-        Functions that are given only the loader find this pruner in its attribute ``pruner``.
+        With workers, make it before the loop over the epochs, in which they persist. They do not
+        see later changes of the data set, unless you give ``persistent_workers=False``.
 
         Args:
             dataset: Another data set with the same N samples. By default, that of the pruner.
-            batch_size: Number of samples per batch and rank. By default, that of the pruner.
-            num_workers: Number of worker processes.
-            collate_fn: Your collate function. It receives the items without their indices, and must
-                keep their order. With ``IndexedCollate(function, key="index")``, the batches are
-                dicts that contain the indices.
-            options: Further keyword arguments of ``DataLoader``, such as ``pin_memory``.
+            options: Keyword arguments of ``DataLoader``, such as ``num_workers``. ``batch_size`` is
+                required if the pruner has none. ``collate_fn`` receives the items without their
+                indices; with ``IndexedCollate(function, key="index")``, the batches are dicts that
+                contain the indices.
 
         Raises:
             InputError: An option would undo the pruning (``shuffle``, ``sampler``,
@@ -282,21 +201,20 @@ class Pruner(Untraced):
                 from the pruner's); there is no batch size or no data set; or the data set has a
                 different number of samples.
         """
-        loader = self._loaders.get(
+        return pruned_loader(
             self.dataset if dataset is None else dataset,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            **options,
+            self.sampler,
+            self.num_samples,
+            batch_size=self._loader_batch_size,
+            drop_last=self.shape.drop_last,
+            options=options,
         )
-        loader.pruner = self
-        return loader
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Give the policy the learning rates of the training, before anything is recorded.
 
         This is for schedulers that are made after the pruner because they need its number of steps.
-        The scheduler and its optimizer are not changed: a copy is stepped.
+        They are not changed: a copy is stepped.
 
         Args:
             rates: One number per epoch or step; a function of the progress in epochs, or of the
@@ -307,113 +225,85 @@ class Pruner(Untraced):
             InputError: The policy takes no learning rates, the rates do not fit the training, or
                 losses have been recorded.
         """
-        if self._next or self._unfinished is not None:
+        if self._next or self._open is not None:
             raise InputError(
                 "expected set_rates() before the training, got a call after losses were recorded: "
                 "call it before the first epoch and before load_state_dict()"
             )
-        self._policy.set_rates(rates, by)
-        self._show(self._epoch.number)
+        self.policy.set_rates(rates, by)
+        self._show(self._shown.number)
 
     # -- the epochs --------------------------------------------------------------------------------
 
     @property
     def position(self) -> Position:
         """Where this rank is: the epoch in progress (or the next one), and what it recorded."""
-        unfinished = self._unfinished
-        if unfinished is None:
-            return Position(self._next_epoch, 0, 0)
-        done = min(unfinished.done, unfinished.planned) // self._num_ranks
-        return Position(unfinished.number, unfinished.batches, done)
+        epoch = self._open
+        if epoch is None:
+            return Position(max(self._next, self._shown.number), 0, 0)
+        samples = min(epoch.done, epoch.planned) // self._num_ranks
+        return Position(epoch.number, epoch.batches, samples)
 
     def epochs(self, start: int | None = None) -> Iterator[int]:
         """Iterate over the epochs: start each one, yield its number, and end it.
 
-        After a state was loaded, the iteration continues where that state was saved. If this was in
-        the middle of an epoch, the sampler yields the rest of the epoch. If it was after the last
-        batch, the epoch is ended at once, and the iteration continues with the next one. Leaving
-        the loop by ``break`` leaves the epoch open.
+        Leaving the loop by ``break`` leaves the epoch open. After this, and after a state was
+        loaded, the iteration continues there, and the sampler yields the rest of the epoch. If
+        nothing is left of it, it is ended at once.
 
         Args:
-            start: The first epoch, counted from 0: the one in progress, or a later one. By default,
-                the epoch that is still open, or else the next one. An epoch in progress is ended
-                before a later one begins. Epochs that are left out count as trained as planned. The
-                epoch ``start`` is yielded even if it has no batches left, so
-                ``epochs(pruner.position.epoch)`` runs what the loop does after the last batch.
+            start: The first epoch, counted from 0: the one in progress, or a later one. It is
+                yielded even if it has no batches left, so ``epochs(pruner.position.epoch)`` runs
+                what the loop does after the last batch.
 
         Raises:
             InputError: ``start`` is not an epoch that is left, or all epochs have been trained; or
                 losses were recorded before the loop, without an epoch.
         """
-        last = self._policy.epochs
-        if start is not None and not 0 <= start < last:
-            raise InputError(f"expected start in 0..{last - 1}, got {start}")
-        if self._next >= last and not self._epoch.restored:
+        last = self.policy.epochs
+        check_epoch(start or 0, last)
+        if self._next >= last and not self._shown.restored:
             raise InputError(
                 f"expected a pruner with epochs left to train, got one that has trained all "
                 f"{last}: make a new Pruner for another training"
             )
-        if self._epoch.recording and not self._epoch.ended and not self.sampler.named:
+        unfinished = self._open
+        if unfinished is not None and not unfinished.restored and not self.sampler.named:
             raise InputError(
                 f"expected no losses before the loop over the epochs, got those of "
-                f"{self._epoch.batches} batches of epoch {self._epoch.number}, perhaps from a "
-                f"trial: make a new Pruner for the training"
+                f"{unfinished.batches} batches of epoch {unfinished.number}, perhaps from a trial: "
+                f"make a new Pruner for the training"
             )
-        unfinished = self._unfinished
         if start is None and unfinished is not None and unfinished.complete:
             self._commit(unfinished)
-        driver = object()
-        for epoch in range(self._next_epoch if start is None else start, last):
+        loop = object()
+        for epoch in range(self.position.epoch if start is None else start, last):
             self.start_epoch(epoch)
-            self._driver = driver
+            self._loop = loop
             try:
                 yield epoch
             except GeneratorExit:  # The loop was left by ``break``.
-                if self._driver is driver:
-                    self._driver = None
+                if self._loop is loop:
+                    self._loop = None
                 raise
             self.end_epoch()
-
-    def iterate(self, loader: Any) -> Iterator[Any]:
-        """Iterate over all remaining batches of the training, for loops that count iterations.
-
-        Epochs are started and ended as in ``epochs``. An epoch is ended when the first batch of the
-        next one is requested, so record each batch before you request another. After the last batch
-        of the training, ``steps_left`` is 0.
-
-        Args:
-            loader: A loader over the samples of this pruner, such as ``pruner.loader()``.
-
-        Yields:
-            The batches of the loader, such as ``(index, batch)``.
-
-        Raises:
-            InputError: All epochs have been trained.
-        """
-        for _ in self.epochs():
-            yield from loader
 
     def start_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` (counted from 0), or continue it where the losses recorded so far end.
 
         For the loops of frameworks, this replaces one pass of ``epochs``: call ``end_epoch`` after
-        the last batch. Until then, ``set_epoch`` with another epoch is an error. If losses of an
-        earlier epoch have been recorded, that epoch is ended first.
+        the last batch. Until then, ``set_epoch`` with another epoch is an error.
 
         Raises:
             InputError: The epoch is outside the training, or has ended.
         """
-        check_epoch(epoch, self._policy.epochs)
-        if epoch < self._next_epoch:
-            raise self._backwards(epoch)
-        self._driver = None
-        unfinished = self._unfinished
-        if unfinished is not None and unfinished.number != epoch:
-            self._commit(unfinished)
+        check_epoch(epoch, self.policy.epochs)
+        check_not_ended(epoch, self._next)
+        self._loop = None
         self.set_epoch(epoch)
-        if self._epoch.batches:
-            self._follow(self._epoch)
-        self._driver = self
+        if self._shown.batches:
+            self._show(epoch)
+        self._loop = self
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` (counted from 0) current, and plan it from the current counts.
@@ -426,26 +316,41 @@ class Pruner(Untraced):
             InputError: The epoch is not one of the training, or ``epochs`` or ``start_epoch`` has
                 another one in progress.
         """
-        check_epoch(epoch, self._policy.epochs)
+        check_epoch(epoch, self.policy.epochs)
         self.sampler.named = True
-        current = self._epoch
-        if self._driver is not None and epoch != current.number:
-            raise InputError(
-                f"expected set_epoch({current.number}), since this epoch is in progress, got "
-                f"{epoch}: call end_epoch() first, or let the framework count from epoch "
-                f"{current.number}"
-            )
-        if epoch == current.number and not current.ended:
+        if epoch == self._shown.number:
             return
+        if self._loop is not None:
+            raise InputError(
+                f"expected set_epoch({self._shown.number}), since this epoch is in progress, got "
+                f"{epoch}: call end_epoch() first, or let the framework count from epoch "
+                f"{self._shown.number}"
+            )
         # Some trainers call set_epoch for each earlier epoch after a state was loaded. An epoch
         # that comes from this state is kept until the trainer goes beyond it.
-        unfinished = self._unfinished
-        if unfinished is not None and epoch != unfinished.number:
-            if unfinished.recording or epoch > unfinished.number:
-                self._commit(unfinished)
-            else:
-                self._aside = unfinished
+        unfinished = self._open
+        if unfinished and (epoch > self._next or (epoch < self._next and not unfinished.restored)):
+            self._commit(unfinished)
         self._show(epoch)
+
+    def end_epoch(self) -> None:
+        """End the current epoch: merge what the ranks recorded, and let the policy learn from it.
+
+        A second call in the same epoch does nothing. All ranks must call this method.
+
+        Warns:
+            RuntimeWarning: Losses were NaN or infinite, nothing was recorded, or two epochs
+                recorded fewer batches than planned.
+
+        Raises:
+            InputError: An index is wrong, or the ranks have different plans, or record differently.
+            RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
+        """
+        self._loop = None
+        if self._shown.number >= self._next:  # An earlier one was only looked at.
+            self._commit(self._shown)
+
+    # -- recording ---------------------------------------------------------------------------------
 
     def record(
         self,
@@ -456,12 +361,10 @@ class Pruner(Untraced):
     ) -> torch.Tensor:
         """Record the losses of a batch, and return the scalar to backpropagate.
 
-        If you also give logits and labels, the training is watched for wrong labels: see
-        ``watch.suspects()``. ``Adaptive`` then also skips samples whose labels are confused; other
-        policies ignore this.
-
-        Everything is copied at once, without waiting for the device. Record each batch in one call:
-        with a known batch size, the number of calls says how far the epoch got.
+        If you also give logits and labels, the training is watched for wrong labels
+        (``watch.suspects()``), from which ``Adaptive`` learns. Everything is copied at once,
+        without waiting for the device. Record each batch in one call: with a known batch size, the
+        number of calls says how far the epoch got.
 
         Args:
             index: The indices of the samples, integers, shape (B,): the first part of each batch.
@@ -478,9 +381,8 @@ class Pruner(Untraced):
             InputError: A shape, a type or an index is wrong; a sample is skipped in this epoch, or
                 was recorded before (indices on a GPU are checked when the epoch ends); the epoch
                 has ended, or all of it has been recorded; the ranks do not exchange the losses from
-                which the policy learns; or this is called in a backward pass, by
-                ``torch.utils.checkpoint``.
-            RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
+                which the policy learns; the labels of the first batch are not those of the data
+                set; or this is called in a backward pass, by ``torch.utils.checkpoint``.
         """
         index = as_numbers("indices", index)
         if is_compiling():
@@ -489,7 +391,22 @@ class Pruner(Untraced):
         else:  # Outside a compiled step, the call above takes longer.
             check_not_recomputed()
             self._record(index, losses, logits, labels)
-        return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
+        rescaling = self._shown.rescaling
+        return losses.mean() if rescaling is None else rescaling.mean(index, losses)
+
+    def observe(
+        self,
+        index: Any,
+        losses: torch.Tensor,
+        logits: torch.Tensor | None = None,
+        labels: Any = None,
+    ) -> None:
+        """Record losses that were backpropagated elsewhere, such as in another process.
+
+        Unlike ``record``, this does not check that a gradient arrives: if the plan has weights,
+        apply them where you backpropagate. The arguments and errors are those of ``record``.
+        """
+        self._record(as_numbers("indices", index), losses, logits, labels)
 
     def weighted(self, index: Any, losses: torch.Tensor) -> torch.Tensor:
         """Return the losses times the weights of the plan, for a scalar of your own.
@@ -512,55 +429,69 @@ class Pruner(Untraced):
                 f"expected losses of shape (B, ...) for indices of shape (B,), got losses of shape "
                 f"{tuple(losses.shape)} and indices of shape {tuple(index.shape)}"
             )
-        return losses if self._rescaling is None else self._rescaling.weighted(index, losses)
+        rescaling = self._shown.rescaling
+        return losses if rescaling is None else rescaling.weighted(index, losses)
 
-    @property
-    def watch(self) -> LabelWatch | None:
-        """The evidence on the labels; None until logits are recorded.
-
-        It is part of ``state_dict``. With several ranks, ``synchronize`` merges it.
-        """
-        return self._watch
-
-    def observe(
+    def _record(
         self,
-        index: Any,
+        index: torch.Tensor,
         losses: torch.Tensor,
-        logits: torch.Tensor | None = None,
-        labels: Any = None,
+        logits: torch.Tensor | None,
+        labels: Any,
     ) -> None:
-        """Record losses that were backpropagated elsewhere, such as in another process.
+        losses = as_local("losses", losses)
+        check_batch(index, losses)
+        epoch = self._shown
+        if epoch is not self._open or epoch.restored:
+            self._begin(losses)
+        samples = len(losses) * self._num_ranks
+        if self._batch and (samples > self._batch or epoch.done >= epoch.planned):
+            check_room(epoch, self.shape, self._num_ranks, samples)
+        numbers = index.numpy() if index.is_cpu else None
+        if numbers is not None:
+            epoch.check(numbers)
+        if logits is not None or labels is not None:
+            logits = check_logits(logits, labels)
+            watch = self.watch or self._new_watch(logits.shape[1])
+            watch.record_for_pruner(index, logits, labels)
+            if self.watch is None and self.dataset is not None:
+                check_recorded_labels(self.dataset.dataset, index, labels)
+            self.watch = watch
+        self._recorder.add(index, losses, with_logits=logits is not None)
+        self._open, self._next, epoch.restored = epoch, epoch.number, False
+        epoch.batches += 1
+        epoch.done += max(samples, self._batch)
+        if numbers is not None:
+            epoch.note(numbers)
+        self._recorder.reduce_if_full(epoch)
 
-        Unlike ``record``, this does not check that a gradient arrives: if the plan has weights,
-        apply them where you backpropagate. The arguments are those of ``record``.
+    def _begin(self, losses: torch.Tensor) -> None:
+        """Check what can be checked with the first batch of an epoch."""
+        epoch = self._shown
+        check_not_ended(epoch.number, self._next)
+        if self._read_again and not epoch.reads:
+            raise InputError(
+                f"expected batches that were loaded in epoch {epoch.number}, got some of an "
+                f"iterator that began in the epoch before, whose samples it yields: begin the "
+                f"loader anew in each epoch, or use pruner.loader()"
+            )
+        check_first_batch(self.policy, self.shape, self._replicas, losses)
+        self._compare_ranks()
+        self._warnings.of_rates(self.policy)
+        # Without a batch size, the loop groups samples as it likes, and may repeat some, as padding
+        # and the workers of a stream do.
+        once = self._batch and self._num_ranks == 1 and not self.numbering
+        epoch.expect(
+            self.num_samples,
+            any_sample=not self._batch,
+            before=self.sampler.before_start() if once else None,
+        )
 
-        Raises:
-            InputError: As for ``record``.
-        """
-        self._record(as_numbers("indices", index), losses, logits, labels)
-
-    def end_epoch(self) -> None:
-        """End the current epoch: merge what the ranks recorded, and let the policy learn from it.
-
-        With ``FinePruning``, this is the end of an epoch in Algorithm 1 of Li et al., NPC 2018.
-
-        A second call in the same epoch does nothing. All ranks must call this method.
-
-        Warns:
-            RuntimeWarning: Losses were NaN or infinite, nothing was recorded, or two epochs trained
-                fewer samples than planned.
-
-        Raises:
-            InputError: An index is wrong, or the ranks have different plans, or record differently.
-            RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
-        """
-        self._driver = None
-        if self._epoch.ended:
-            return
-        if self._epoch.number < self._next_epoch:  # It was only looked at.
-            self._epoch.ended = True
-            return
-        self._commit(self._epoch)
+    def _new_watch(self, num_classes: int) -> LabelWatch:
+        group = self._replicas.group
+        watch = LabelWatch(self.num_samples, num_classes, process_group=group)
+        watch.of_pruner = True
+        return watch
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -572,9 +503,9 @@ class Pruner(Untraced):
         batch.
         """
         self._compare_ranks()
-        self._recorder.reduce(self._in_progress.plan, self._seen)
-        if self._watch is not None:
-            self._watch.merge()
+        self._recorder.reduce(self._open or self._shown)
+        if self.watch is not None:
+            self.watch.merge()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs, without communication.
@@ -589,18 +520,21 @@ class Pruner(Untraced):
         """
         if self._replicas.size == 1:
             self.synchronize()
-        watch, unfinished = self._watch, self._unfinished
+        watch, unfinished = self.watch, self._open
         if not (self._recorder.reduced and (watch is None or watch.is_complete)):
-            raise InputError(unsynchronized(self._next_epoch))
+            raise InputError(
+                f"expected a state with what all ranks recorded, got one of epoch "
+                f"{self.position.epoch} without synchronize(): call it on every rank before "
+                f"state_dict()"
+            )
         packed = {
             **self._identity(),
-            "labels": self._labels_digest,
-            "epoch": self._next_epoch,
-            "shape": asdict(self._shape),
-            "progress": None if unfinished is None else pack_epoch(unfinished, self._num_samples),
+            "epoch": self.position.epoch,
+            "shape": asdict(self.shape),
+            "progress": None if unfinished is None else pack_epoch(unfinished, self.num_samples),
             "recorded": self._recorder.state_dict(),
-            "learned": self._policy.state_dict(),
-            "totals": asdict(self._report.totals),
+            "learned": self.policy.state_dict(),
+            "totals": asdict(self._totals),
             "watch": None if watch is None else watch.state_dict(),
         }
         state: dict[str, Any] = plain(packed, "the state")
@@ -610,55 +544,81 @@ class Pruner(Untraced):
         """Continue from a state. The number of ranks and the batch size may have changed.
 
         Everything is checked before anything is changed. After such a change, ``steps_done`` counts
-        as if all steps had been as large as they are now, so its share of ``total_steps()`` stays
-        the same.
-
-        Warns:
-            UserWarning: The number of samples per step differs from that of the state.
+        as if all steps had been as large as they are now, so ``total_steps()`` minus it are the
+        steps that are left. Make new schedulers if they count steps.
 
         Raises:
-            InputError: The state has another version, or comes from a run with another N, seed,
-                policy or labels; or this is called inside the loop over the epochs.
+            InputError: The state has another version, or comes from a run with another N, seed or
+                policy; or this is called inside the loop over the epochs.
         """
-        if self._driver is not None:
+        if self._loop is not None:
             raise InputError(
                 f"expected load_state_dict() before the loop over the epochs, got a call in epoch "
-                f"{self._epoch.number}: load the state first, and the loop continues where it was "
+                f"{self._shown.number}: load the state first, and the loop continues where it was "
                 f"saved"
             )
         check_state(state, plain(self._identity(), "the settings"), _KEYS)
-        before, now = state["labels"], self._labels_digest
-        if before and now and before != now:
-            raise InputError(
-                "expected the labels of the training that saved the state, got others, so what it "
-                "learned may belong to other samples: give the Pruner the same data set in the "
-                "same order, or train anew if labels were corrected"
-            )
         state = plain(state, "the state")  # ``map_location`` may have moved tensors from the CPU.
-        recorder = Recorder(self._policy, self._replicas, self._num_samples)
-        learned = self._policy.state_dict()
+        recorder = Recorder(self.policy, self._replicas, self.num_samples)
+        learned, unfinished, watch = self.policy.state_dict(), None, None
         expected = "expected a pruner state of this version, got one that cannot be read"
         with explaining(expected, (KeyError, TypeError), f": {OF_ANOTHER_VERSION}"):
             number, packed = state["epoch"], state["progress"]
-            restored = None
             if packed is not None:
-                restored = unpack_epoch(packed, number, self._num_samples)
-            totals, shape = RunTotals(**state["totals"]), BatchShape(**state["shape"])
+                unfinished = unpack_epoch(packed, number, self.num_samples, self.shape)
+            totals, before = RunTotals(**state["totals"]), BatchShape(**state["shape"])
             recorder.load_state_dict(state["recorded"])
-            watch = None
             if state["watch"] is not None:
                 watch = self._new_watch(state["watch"]["num_classes"])
                 watch.load_state_dict(state["watch"])
             try:
-                self._policy.load_state_dict(state["learned"])
+                self.policy.load_state_dict(state["learned"])
             except Exception:
-                self._policy.load_state_dict(learned)
+                self.policy.load_state_dict(learned)
                 raise
-        self._recorder, self._watch, self._report.totals = recorder, watch, totals
-        self._aside, self._next = None, number
+        self._recorder, self.watch, self._totals = recorder, watch, totals
+        self._open, self._next = unfinished, number
         self.sampler.named = False
-        self._restore(number, restored)
-        self._count_anew(shape)
+        self._show(min(number, self.policy.epochs - 1))
+        self._shown.restored = True
+        if before != self.shape and None not in (before.batch_size, self.shape.batch_size):
+            self._count_anew()
+
+    def _count_anew(self) -> None:
+        """Count what a loaded state has trained in batches and steps of the current size."""
+        shape, epoch = self.shape, self._open
+        steps = self.step_counts.steps_before(self.position.epoch)
+        if epoch is not None:
+            left = max(epoch.planned - epoch.done, 0)
+            number = epoch.plan.number
+            epoch.batches = shape.batches_of(number) - shape.batches_of(left)
+            if steps is not None:
+                # It keeps its plan, which was rounded to steps of the size before.
+                planned = self.step_counts.plan(epoch.number).number
+                steps += shape.steps_of(planned) - shape.steps_of(number)
+        if steps is not None:
+            self._totals.steps = steps
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a saved state must agree with."""
+        return {
+            "version": STATE_VERSION,
+            "num_samples": self.num_samples,
+            "seed": self._seed,
+            "settings": self.policy.settings(),
+        }
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
+        """Return a copy with the same data set and process group, outside of any loop."""
+        made: Pruner = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for shared in (self.dataset, self._replicas.group):
+            memo[id(shared)] = shared
+        for name, value in vars(self).items():
+            setattr(made, name, copy.deepcopy(value, memo))
+        made._loop = None
+        made._compared = True  # One rank may try a copy alone.
+        return made
 
     # -- numbers known in advance ------------------------------------------------------------------
 
@@ -668,9 +628,7 @@ class Pruner(Untraced):
         Raises:
             InputError: ``batch_size`` was not given, or the number of steps depends on data.
         """
-        if self._total_steps is None:  # A loop may ask for the steps that are left in each step.
-            self._total_steps = self._counts.total_steps() + self._report.totals.extra
-        return self._total_steps
+        return self.step_counts.total_steps()
 
     @property
     def steps_done(self) -> int:
@@ -679,20 +637,11 @@ class Pruner(Untraced):
         A step counts as soon as the losses of its last batch are recorded. Incomplete accumulation
         at the end of an epoch counts as a step.
         """
-        unfinished = self._unfinished
-        if unfinished is None:
-            return self._report.totals.steps
-        whole, rest = divmod(unfinished.batches, self._shape.accumulation)
-        return self._report.totals.steps + whole + (rest > 0 and unfinished.complete)
-
-    @property
-    def steps_left(self) -> int:
-        """The steps of ``total_steps`` that were not taken, including those of omitted epochs.
-
-        Raises:
-            InputError: As for ``total_steps``.
-        """
-        return max(self.total_steps() - self.steps_done, 0)
+        epoch = self._open
+        if epoch is None:
+            return self._totals.steps
+        whole, rest = divmod(epoch.batches, self.shape.accumulation)
+        return self._totals.steps + whole + (rest > 0 and epoch.complete)
 
     @property
     def step_is_due(self) -> bool:
@@ -700,22 +649,10 @@ class Pruner(Untraced):
 
         This is true after every ``accumulation`` batches, and after the last batch of an epoch.
         """
-        unfinished = self._unfinished
-        if unfinished is None:
-            return False
-        return unfinished.batches % self._shape.accumulation == 0 or unfinished.complete
-
-    def num_kept(self, epoch: int) -> int | None:
-        """Return how many samples all ranks together train in ``epoch``, without padding.
-
-        If some samples are skipped, the number is rounded up to whole batches. None if it depends
-        on data.
-
-        Raises:
-            InputError: The epoch is outside the training.
-        """
-        check_epoch(epoch, self._policy.epochs)
-        return self._counts.num_kept(epoch)
+        epoch = self._open
+        return epoch is not None and (
+            epoch.batches % self.shape.accumulation == 0 or epoch.complete
+        )
 
     def batches(self, epoch: int) -> int:
         """Return the exact number of batches per rank of ``epoch``, even before the training.
@@ -724,7 +661,7 @@ class Pruner(Untraced):
             InputError: The epoch is not one of the training; ``batch_size`` was not given; or the
                 length of the epoch depends on data, and it is not the current epoch.
         """
-        return self._shape.batches_of(self._length(epoch))
+        return self.shape.batches_of(self.step_counts.length(epoch, self._open, self._shown))
 
     def steps(self, epoch: int) -> int:
         """Return the exact number of optimizer steps of ``epoch``, even before the training.
@@ -732,381 +669,67 @@ class Pruner(Untraced):
         Raises:
             InputError: As for ``batches``.
         """
-        return self._shape.steps_of(self._length(epoch))
-
-    # -- reports -----------------------------------------------------------------------------------
-
-    def summary(self) -> dict[str, Any]:
-        """Return what the training has cost so far and what it will save, as JSON values.
-
-        Returns:
-            - ``policy``: the name of the policy;
-            - ``epochs``, ``epochs_done``: the number of epochs of the training, and of those
-              trained so far;
-            - ``skipped``: the share of the sample-steps of the trained epochs that was skipped;
-            - ``predicted_saving``: the share of the steps that the whole training saves (of the
-              sample-steps, without ``batch_size``); None if it depends on data;
-            - ``steps``, ``total_steps``: the optimizer steps so far, and of the whole training
-              (None if they are not known);
-            - ``record_calls``: the number of batches that this rank recorded;
-            - ``bookkeeping_seconds``: the time that this process spent on choosing samples and
-              ending epochs, without ``record``; it includes waiting for the GPU;
-            - ``suspects``: at most ten samples whose labels should be checked first: the first ones
-              of ``watch.suspects`` if logits are recorded and the ranks have merged, or else of
-              ``Policy.suspicion``. Empty if the policy suspects none;
-            - ``facts``: what the evidence says of the labels, in sentences; see
-              ``LabelWatch.facts``. Empty if no logits are recorded, or the ranks have not merged.
-        """
-        return self._report.summary(self.position.batches, self.steps_done, self._watch)
-
-    def log(self, target: Any, by: str = "steps") -> None:
-        """Report each epoch to ``target`` when it ends, on the first rank of the group only.
-
-        The values are ``fineprune/epoch`` (counted from 0), ``fineprune/skipped`` (the share of the
-        samples that the epoch skipped), ``fineprune/saved`` (the share of the sample-steps so far),
-        ``fineprune/overhead_seconds`` (see ``summary``) and, if the policy names suspects,
-        ``fineprune/suspects`` (their number).
-
-        Args:
-            target: A ``callable(dict, step)``, such as ``wandb.log``, ``mlflow.log_metrics`` or
-                ``trackio.log``, or TensorBoard's ``SummaryWriter``.
-            by: What ``step`` counts: the optimizer "steps" or the "epochs" so far.
-
-        Raises:
-            InputError: ``target`` or ``by`` is something else.
-        """
-        self._report.add_writer(target, by)
+        return self.shape.steps_of(self.step_counts.length(epoch, self._open, self._shown))
 
     def __repr__(self) -> str:
-        report = self._report
         return (
-            f"{type(self).__name__}({self._num_samples} samples, policy {self._policy.name!r}, "
-            f"{report.totals.epochs} of {self._policy.epochs} epochs done, "
-            f"{report.skipped:.1%} skipped)"
+            f"{type(self).__name__}({self.num_samples} samples, policy {self.policy.name!r}, "
+            f"{self._totals.epochs} of {self.policy.epochs} epochs done, "
+            f"{self._totals.skipped(self.num_samples):.1%} skipped)"
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
-        """Return a copy at the same position, without the loops and loaders of this pruner.
-
-        It has the same data set.
-        """
-        made: Pruner = type(self).__new__(type(self))
-        memo[id(self)] = made
-        # Process groups cannot be copied, and data sets need not be.
-        for shared in (self._replicas.group, self._dataset):
-            memo[id(shared)] = shared
-        for name, value in vars(self).items():
-            setattr(made, name, copy.deepcopy(value, memo))
-        made._driver = None
-        made._compared = True  # One rank may try a copy alone.
-        return made
 
     # -- the current epoch -------------------------------------------------------------------------
 
-    @property
-    def _unfinished(self) -> Epoch | None:
-        """The epoch that has losses and has not ended; None if there is none."""
-        return self._epoch if self._epoch.unfinished else self._aside
-
-    @property
-    def _next_epoch(self) -> int:
-        """The epoch with which the training goes on; the number of epochs if all have ended."""
-        if self._unfinished is not None:
-            return self._unfinished.number
-        return self._next if self._epoch.ended else max(self._next, self._epoch.number)
-
-    @property
-    def _in_progress(self) -> Epoch:
-        """The epoch with losses; without losses, the current one."""
-        return self._unfinished or self._epoch
-
-    def _length(self, epoch: int) -> int:
-        """Return how many samples all ranks together train in ``epoch``."""
-        kept = self.num_kept(epoch)
-        for known in (self._in_progress, self._epoch):
-            # An epoch that ended before a state was saved has another plan than it was trained by.
-            if known.number == epoch and (known.batches or kept is None):
-                return known.plan.number
-        if kept is None:
-            raise InputError(
-                f"expected an epoch whose length is known in advance, got epoch {epoch} of policy "
-                f"{self._policy.name!r}, whose length depends on data: ask when it is the current "
-                f"one"
-            )
-        return kept
-
     @uninterrupted()
     def _show(self, number: int) -> None:
-        """Make an epoch current: the one that was set aside, or with a new plan."""
-        if self._aside is not None and self._aside.number == number:
-            self._epoch, self._aside = self._aside, None
-        else:
-            with self._report.bookkeeping():
-                self._epoch = Epoch(self._choose(number), 0)
-        self._follow(self._epoch)
+        """Let the sampler yield an epoch: what is left of the open one, or one with a new plan."""
+        self._read_again = self._shown.reads > 1
+        epoch = self._open
+        if epoch is None or epoch.number != number:
+            epoch = self._planned_epoch(number)
+        self.sampler.follow(epoch.plan, min(epoch.done, epoch.planned))
+        self._shown = epoch
 
-    def _choose(self, epoch: int) -> EpochPlan:
-        number = self._counts.num_kept(epoch)
-        if number is not None and number >= self._num_samples:
-            return EpochPlan.full(epoch, self._num_samples)
-        try:
-            plan = self._policy.select(epoch, number, stream(self._seed, epoch, "select"))
-            check_plan(plan, epoch, number, self._num_samples)
-        except InputError as error:
-            raise InputError(f"policy {self._policy.name!r} in epoch {epoch}: {error}") from error
-        return plan
-
-    def _follow(self, epoch: Epoch) -> None:
-        """Let the sampler yield what is left of an epoch."""
-        self._total_steps = None
-        self._read_ahead = self._sampler_read and self.sampler.was_read_again
-        self._sampler_read = self._plan_read = self._read_again = False
-        self._warnings.begin_epoch()
-        self._rescaling = None if epoch.plan.weights is None else Rescaling(epoch.plan.weights)
-        epoch.planned = self._planned(epoch)
-        self._start = min(epoch.done, epoch.planned)
-        self.sampler.follow(epoch.plan, self._start)
-        epoch.recording = False
-        self._look_at_samples()
-
-    def _planned(self, epoch: Epoch) -> int:
-        """Return the number of samples with which an epoch is complete."""
-        shape = self._shape
-        if shape.drop_last and self._batch:
-            return shape.batches_of(epoch.plan.number) * self._batch
-        each = samples_per_rank(epoch.plan.number, shape.num_replicas, shape.drop_last)
-        return each * shape.num_replicas
-
-    def _look_at_samples(self) -> None:
-        """Check the indices of the current epoch from now on."""
-        strict = self._shape.batch_size is not None
-        once = strict and self._num_ranks == 1 and not self._numbering
-        done = self.sampler.before_start() if once else np.zeros(0, dtype=np.int64)
-        self._seen = SeenSamples(
-            self._epoch.plan, self._num_samples, strict=strict, once=once, before=done
-        )
+    def _planned_epoch(self, number: int) -> Epoch:
+        plan = self.step_counts.plan(number)
+        return Epoch(plan, self.shape.planned(plan.number))
 
     def _note_read(self) -> None:
         """Note that the loop asks the sampler for indices."""
-        epoch = self._epoch
-        if epoch.recording and not (self._sampler_read or self._plan_read):
-            raise InputError(
-                f"expected losses of the batches of epoch {epoch.number} only, got those of "
-                f"{epoch.done} samples before its first batch was loaded: make a new Pruner, "
-                f"record no validation or trial batches, and let no framework keep one iterator "
-                f"over several epochs (start it anew in each)"
-            )
-        self._read_again |= epoch.recording and epoch.complete
-        self._sampler_read = True
+        self._shown.reads += 1
         if not self.sampler.named:
-            self._warnings.note_read(epoch)
-
-    # -- recording and learning --------------------------------------------------------------------
-
-    def _record(
-        self,
-        index: torch.Tensor,
-        losses: torch.Tensor,
-        logits: torch.Tensor | None,
-        labels: Any,
-    ) -> None:
-        losses = as_local("losses", losses)
-        check_batch(index, losses)
-        epoch = self._epoch
-        if not epoch.recording:
-            self._begin(losses)
-        samples = len(losses) * self._num_ranks
-        if samples > self._batch or epoch.done >= epoch.planned or self._read_again:
-            check_room(epoch, self._shape, self._num_ranks, samples, again=self._read_again)
-        numbers = index.numpy() if index.is_cpu else None
-        if numbers is not None:
-            self._seen.check(numbers)
-        self._recorder.add(index, losses)
-        before = epoch.done, epoch.batches
-        epoch.done += max(samples, self._batch)
-        epoch.batches += 1
-        epoch.recording = True
-        if logits is not None or labels is not None:
-            try:
-                self._record_labels(index, logits, labels)
-            except Exception:  # A batch that is refused must not count: it is recorded again.
-                self._recorder.undo(index)
-                epoch.done, epoch.batches = before
-                raise
-            self._recorder.with_logits = True
-        if numbers is not None:
-            self._seen.note(numbers)
-        self._recorder.reduce_if_many(epoch.plan, self._seen)
-
-    def _begin(self, losses: torch.Tensor) -> None:
-        """Check what can be checked with the first batch of an epoch."""
-        epoch = self._epoch
-        if epoch.ended or epoch.number < self._next_epoch:
-            raise self._backwards(epoch.number)
-        if self._read_ahead and not (self._sampler_read or self._plan_read):
-            raise InputError(
-                f"expected batches that were loaded in epoch {epoch.number}, got some of an "
-                f"iterator that began in the epoch before, whose samples it yields: begin the "
-                f"loader anew in each epoch, or use pruner.loader()"
-            )
-        check_first_batch(epoch, self._policy, self._shape, self._replicas, losses)
-        self._compare_ranks()
-        self._warnings.of_rates()
-
-    def _record_labels(self, index: torch.Tensor, logits: torch.Tensor | None, labels: Any) -> None:
-        if logits is None or labels is None:
-            raise InputError(
-                "expected logits and labels together, got only one of them: give record both, to "
-                "watch the labels, or neither"
-            )
-        logits = as_local("logits", logits)
-        watch = self._watch
-        if watch is None:
-            if logits.ndim != 2 or logits.shape[1] < 2:
-                raise InputError(
-                    f"expected logits of shape (B, C) for at least two classes, got "
-                    f"{tuple(logits.shape)}: give record one row of logits per sample, or no "
-                    f"logits and labels if this is not a classifier"
-                )
-            watch = self._new_watch(logits.shape[1])
-        watch.record_for_pruner(index, logits, labels)
-        if self._given_labels is not None:
-            check_recorded_labels(self._given_labels, index, as_numbers("labels", labels))
-            self._given_labels = None
-        self._watch = watch
-
-    def _new_watch(self, num_classes: int) -> LabelWatch:
-        group = self._replicas.group_for_logits()
-        watch = LabelWatch(self._num_samples, num_classes, process_group=group)
-        watch.of_pruner = True
-        return watch
-
-    def _backwards(self, epoch: int) -> InputError:
-        return InputError(
-            f"expected no more losses of epoch {epoch}, which has ended, got some: loop over "
-            f"pruner.epochs(), which continues with epoch {self._next_epoch}, and record only "
-            f"training batches"
-        )
+            self._warnings.of_read(self._shown)
 
     def _compare_ranks(self) -> None:
-        if self._compared:
-            return
-        compare_ranks(
-            self._replicas,
-            self._epoch,
-            self._policy,
-            self._shape,
-            num_samples=self._num_samples,
-            seed=self._seed,
-            numbering=self._numbering,
-            labels=self._labels_digest,
-        )
-        self._compared = True
+        if not self._compared:
+            settings = {**self._identity(), "shape": self.shape, "numbering": self.numbering}
+            compare_ranks(self._replicas, settings, self._shown.plan)
+            self._compared = True
 
     def _commit(self, epoch: Epoch) -> None:
-        """End an epoch: the current one, or the one that was set aside."""
-        if self._rescaling is not None:
-            self._rescaling.check_used()
+        """End an epoch, and let the policy learn from it."""
+        if epoch.rescaling is not None:
+            epoch.rescaling.check_used()
         self._compare_ranks()
-        used = self._sampler_read or self._plan_read
-        with self._report.bookkeeping():
-            self._recorder.reduce(epoch.plan, self._seen)
+        self._recorder.reduce(epoch)
         with uninterrupted():
-            with self._report.bookkeeping():
-                self._learn(epoch.number)
-                self.nonfinite = self._recorder.nonfinite
-                self._recorder.clear()
-            if epoch.batches or used:
-                self._report.add_epoch(epoch.trained, epoch.batches)
-            epoch.ended, epoch.recording = True, False
-            self._aside, self._driver = None, None
-            self._next = epoch.number + 1
-        counted = self._shape.batch_size is not None
+            ranking = None
+            if self.watch is not None and self.policy.needs_ranking:
+                self.watch.merge()
+                ranking = self.watch.ranking_so_far()
+            losses, marks = self._recorder.per_sample()
+            self.policy.learn(epoch.number, losses, marks, ranking)
+            self.nonfinite = self._recorder.nonfinite
+            self._recorder.clear()
+            self._totals.add(epoch, self.shape)
+            self._open, self._loop, self._next = None, None, epoch.number + 1
         self._warnings.of_epoch(
             epoch,
-            self._seen,
+            self.policy,
             self.nonfinite,
-            read=self._sampler_read,
-            all_read=counted and self._sampler_read and self.sampler.all_yielded,
-            used=used,
-            expected=(epoch.planned - self._start) // self._num_ranks if counted else 0,
+            has_dataset=self.dataset is not None,
+            counts=self.shape.batch_size is not None,
         )
-        if self._replicas.rank == 0:
-            self._report.write(epoch.number, epoch.trained)
-
-    def _learn(self, epoch: int) -> None:
-        watch, ranking = self._watch, None
-        if watch is not None and self._policy.needs_ranking:
-            watch.merge()
-            ranking = watch.ranking_so_far()
-        losses, marks = self._recorder.per_sample()
-        self._policy.learn(epoch, losses, marks, ranking)
-
-    # -- a loaded state ----------------------------------------------------------------------------
-
-    def _restore(self, number: int, unfinished: Epoch | None) -> None:
-        """Continue with an epoch of a loaded state."""
-        if number >= self._policy.epochs:
-            # The policy has learned from the last epoch since, so that it cannot be planned again.
-            self._epoch = Epoch(EpochPlan.full(number - 1, self._num_samples), 0, ended=True)
-            self._epoch.restored = True
-        elif unfinished is None:
-            self._epoch = Epoch(self._choose(number), 0, restored=True)
-        else:
-            self._epoch = unfinished
-        if self._epoch.unfinished and self._epoch.complete:
-            self._epoch.done = max(self._epoch.done, self._planned(self._epoch))
-        self._follow(self._epoch)
-
-    def _count_anew(self, before: BatchShape) -> None:
-        """Count what a loaded state has trained in batches and steps of the current size."""
-        shape = self._shape
-        if before == shape or None in (before.batch_size, shape.batch_size):
-            return
-        steps = self._counts.steps_before(self._next_epoch)
-        totals, epoch = self._report.totals, self._unfinished
-        if steps is not None:
-            totals.steps, totals.extra = steps, 0
-        if epoch is not None:
-            number = epoch.plan.number
-            left = max(epoch.planned - epoch.done, 0)
-            epoch.batches = shape.batches_of(number) - shape.batches_of(left)
-            if steps is not None:
-                # It keeps its plan, which was rounded to steps of the size before.
-                planned = self.num_kept(epoch.number)
-                if planned is None:
-                    planned = self._choose(epoch.number).number
-                totals.extra += shape.steps_of(number) - shape.steps_of(planned)
-        if before.multiple != shape.multiple and self.steps_done:
-            warn_user(
-                f"a step has {shape.multiple} samples (batch x ranks x accumulation) now, and had "
-                f"{before.multiple} in the loaded state, so the number of steps has changed: make "
-                f"new schedulers if they count steps, with pruner.total_steps(), and step them "
-                f"pruner.steps_done times",
-                UserWarning,
-            )
-
-    def _identity(self) -> dict[str, Any]:
-        """Return what a saved state must agree with."""
-        return {
-            "version": STATE_VERSION,
-            "num_samples": self._num_samples,
-            "seed": self._seed,
-            "settings": self._policy.settings(),
-        }
-
-
-def _global_batch_size(
-    batch_size: int | None, processes: int, num_replicas: int | None, rank: int | None
-) -> int:
-    """Return the number of samples in the batches of all processes, which a framework divides."""
-    if num_replicas is not None or rank is not None:
-        raise InputError(
-            f"expected sharded_by_loader without num_replicas and rank, since the framework "
-            f"divides the batches, got num_replicas={num_replicas} and rank={rank}: leave them "
-            f"out, or leave out sharded_by_loader if batch_size is that of all processes together "
-            f"(split_batches)"
-        )
-    if batch_size is None:
-        raise InputError("expected batch_size (that of one rank) with sharded_by_loader, got None")
-    return check_whole_number("batch_size", batch_size, 1) * processes
+        if self._replicas.rank == 0 and self._log is not None:
+            values = values_of(epoch, self._totals, self.policy, self.num_samples)
+            self._log(values, self._totals.steps)

@@ -1,7 +1,5 @@
 """The state dict of a pruner: its parts are packed, checked and unpacked without side effects."""
 
-import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,13 +9,10 @@ import torch
 from fineprune.errors import InputError
 from fineprune.pruning.epoch import Epoch
 from fineprune.pruning.plan import EpochPlan, check_plan
+from fineprune.pruning.step_counts import BatchShape
 
 # Longer values, such as lists of rates, are shortened in error messages.
 _MOST_SHOWN = 200
-
-# Numbers that differ by a smaller share are equal: the ratios of a schedule's rates are rounded
-# otherwise if the largest rate is another one.
-_ROUNDING = 1e-9
 
 # What to do with a state that this version cannot read.
 OF_ANOTHER_VERSION = (
@@ -38,16 +33,15 @@ def pack_epoch(epoch: Epoch, num_samples: int) -> dict[str, Any]:
     }
 
 
-def unpack_epoch(packed: dict[str, Any], number: int, num_samples: int) -> Epoch:
-    """Return the epoch that ``pack_epoch`` packed. ``planned`` is 0 if it is complete.
-
-    With another number of ranks or another batch size, ``done`` would not tell this.
-    """
+def unpack_epoch(packed: dict[str, Any], number: int, num_samples: int, shape: BatchShape) -> Epoch:
+    """Return the epoch that ``pack_epoch`` packed, in batches of this shape."""
     mask = np.unpackbits(packed["kept"].numpy(), count=num_samples)
     plan = EpochPlan(number, torch.from_numpy(np.flatnonzero(mask)), packed["weights"])
     check_plan(plan, number, None, num_samples)
-    planned = 0 if packed["complete"] else packed["done"] + 1
-    return Epoch(plan, planned, packed["batches"], packed["done"], restored=True)
+    planned = shape.planned(plan.number)
+    # With another number of ranks or another batch size, ``done`` would not tell this.
+    done = max(packed["done"], planned) if packed["complete"] else packed["done"]
+    return Epoch(plan, planned, packed["batches"], done, restored=True)
 
 
 def plain(value: Any, name: str) -> Any:
@@ -76,61 +70,37 @@ def plain(value: Any, name: str) -> Any:
     )
 
 
-def check_state(
-    packed: object,
-    identity: dict[str, Any],
-    keys: Sequence[str],
-) -> None:
+def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -> None:
     """Raise InputError unless a state is a dict that has these values and these further keys."""
     if not isinstance(packed, dict):
         raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
     if not identity.keys() & packed.keys():
         raise InputError(
-            f"expected a pruner state, got a dict with the keys {_brief(list(packed))}: give what "
-            f"pruner.state_dict() returned"
+            f"expected a pruner state, got a dict with the keys {_brief(list(packed))}: give "
+            f"what pruner.state_dict() returned"
         )
-    for key, value in identity.items():
-        if found := _difference(key, value, packed.get(key)):
-            name, own, given = found
-            remedy = "resume with the settings that the state was made with"
-            if name == "version":
-                remedy = OF_ANOTHER_VERSION
-            raise InputError(
-                f"expected a pruner state with {name}={_brief(own)}, got {_brief(given)}: {remedy}"
-            )
-    missing = [key for key in keys if key not in packed]
+    missing = [key for key in (*identity, *keys) if key not in packed]
     if missing:
         raise InputError(
             f"expected a pruner state with {missing[0]}, got one without it: {OF_ANOTHER_VERSION}"
         )
-
-
-def _difference(name: str, own: Any, given: Any) -> tuple[str, object, object] | None:
-    """Return the name and the values of the first setting that differs by more than rounding.
-
-    A setting of a dict that one version lacks and the other does not use (None) is the same.
-    """
-    if isinstance(own, dict) and isinstance(given, dict):
-        parts = (_difference(key, own.get(key), given.get(key)) for key in {**given, **own})
-        return next(filter(None, parts), None)
-    return None if _agree(own, given) else (name, own, given)
-
-
-def _agree(one: object, other: object) -> bool:
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_agree, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=_ROUNDING)
-    return one == other
+    for key, value in identity.items():
+        if found := _difference(key, value, packed[key]):
+            name, own, given = found
+            remedy = OF_ANOTHER_VERSION if name == "version" else "resume with the settings of then"
+            raise InputError(
+                f"expected a pruner state with {name}={_brief(own)}, got {_brief(given)}: {remedy}"
+            )
 
 
 def _brief(value: object) -> str:
-    return textwrap.shorten(str(value), _MOST_SHOWN, placeholder=" ...")
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
 
 
-def unsynchronized(epoch: int) -> str:
-    """Return the message about a state that lacks what other ranks recorded."""
-    return (
-        f"expected a state with what all ranks recorded, got one of epoch {epoch} without "
-        f"synchronize(): call it on every rank before state_dict()"
-    )
+def _difference(name: str, own: Any, given: Any) -> tuple[str, object, object] | None:
+    """Return the name and the values of the first setting that differs."""
+    if isinstance(own, dict) and isinstance(given, dict):
+        parts = (_difference(key, own.get(key), given.get(key)) for key in {**given, **own})
+        return next(filter(None, parts), None)
+    return None if own == given else (name, own, given)

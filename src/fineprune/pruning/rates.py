@@ -21,73 +21,42 @@ _RISEN = 0.95
 Rates = Callable[[float], float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor | LRScheduler
 
 
-def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
-    """Return the learning rate of each epoch.
+def rates_of(rates: Rates, number: int, by: str = "epochs") -> list[float]:
+    """Return the learning rate of each epoch, or of each optimizer step of a training.
 
     Args:
-        rates: One number per epoch; a function of the progress in epochs, evaluated in the middle
-            of each epoch; or a torch scheduler that is stepped once per epoch.
-        epochs: Number of training epochs.
+        rates: One number for each; a function of the progress in epochs, evaluated in the middle of
+            each epoch, or of the number of steps taken; or a torch scheduler that is stepped once
+            for each.
+        number: The number of epochs or steps.
+        by: "epochs" or "steps".
+
+    Raises:
+        InputError: The rates are not known in advance, or do not fit.
     """
     if isinstance(rates, LRScheduler):
-        if isinstance(rates, OneCycleLR) and rates.total_steps > epochs:
+        if isinstance(rates, OneCycleLR) and rates.total_steps > number:
             raise InputError(
-                f"expected a scheduler that is stepped once in each of {epochs} epochs, got "
-                f"OneCycleLR with {rates.total_steps} steps: give one number per epoch, or "
-                f"the scheduler to a pruner's set_rates(scheduler, by='steps')"
+                f"expected a OneCycleLR for {number} {by}, got one for {rates.total_steps} steps, "
+                f"whose rate would not fall completely: make it with pruner.total_steps(), and "
+                f"give it to pruner.set_rates(scheduler, by='steps')"
             )
-        return _checked(_stepped(rates, epochs))
-    if callable(rates):
+        found = _stepped(rates, number)
+    elif callable(rates):
         with explaining(
-            "expected rates as a function of the progress in epochs, such as 0.5, cannot call it",
+            "expected rates as a function of the progress, such as 0.5, cannot call it",
             (TypeError, LookupError),
-            ": give a list of one number per epoch",
+            ": give a list of numbers",
         ):
-            found = [rates(epoch + 0.5) for epoch in range(epochs)]
-        return _checked(found)
-    given = _listed(rates)
-    if len(given) != epochs:
-        raise InputError(
-            f"expected one learning rate for each of {epochs} epochs, got {len(given)}"
-        )
-    return _checked(given)
-
-
-def _steps_taken(scheduler: Any) -> int:
-    """Return how often a scheduler was stepped; a ChainedScheduler counts in its parts alone."""
-    if hasattr(scheduler, "last_epoch"):
-        return int(scheduler.last_epoch)
-    return max(map(_steps_taken, getattr(scheduler, "_schedulers", ())), default=0)
-
-
-def _largest_rate(optimizer: Optimizer) -> float:
-    return max(float(group["lr"]) for group in optimizer.param_groups)
-
-
-def rates_of_steps(rates: Rates, steps: int) -> list[float]:
-    """Return the learning rate of each optimizer step of a training.
-
-    Args:
-        rates: At least one number per step; a function of the number of steps taken; or a scheduler
-            of torch that is stepped once per optimizer step.
-        steps: Number of optimizer steps in the training.
-    """
-    if isinstance(rates, LRScheduler):
-        if isinstance(rates, OneCycleLR) and rates.total_steps > steps:
+            found = [rates(one + 0.5 if by == "epochs" else one) for one in range(number)]
+    else:
+        found = _listed(rates)
+        if len(found) < number or (by == "epochs" and len(found) > number):
             raise InputError(
-                f"expected a OneCycleLR for {steps} steps, got one for {rates.total_steps}, whose "
-                f"rate would not fall completely: make it with pruner.total_steps()"
+                f"expected one learning rate for each of {number} {by}, got {len(found)}: give as "
+                f"many, or make the scheduler with pruner.total_steps()"
             )
-        return _checked(_stepped(rates, steps))
-    if callable(rates):
-        return _checked([rates(step) for step in range(steps)])
-    given = _listed(rates)
-    if len(given) < steps:
-        raise InputError(
-            f"expected one learning rate for each of {steps} steps, got {len(given)}: make the "
-            f"scheduler with pruner.total_steps()"
-        )
-    return _checked(given[:steps])
+    return _checked(found[:number])
 
 
 def relative_rates(rates: Sequence[float]) -> tuple[float, ...]:
@@ -108,6 +77,17 @@ def are_steps(rates: Sequence[float]) -> bool:
     return 2 * len(list(itertools.groupby(rates))) <= len(rates)
 
 
+def _steps_taken(scheduler: Any) -> int:
+    """Return how often a scheduler was stepped; a ChainedScheduler counts in its parts alone."""
+    if hasattr(scheduler, "last_epoch"):
+        return int(scheduler.last_epoch)
+    return max(map(_steps_taken, getattr(scheduler, "_schedulers", ())), default=0)
+
+
+def _largest_rate(optimizer: Optimizer) -> float:
+    return max(float(group["lr"]) for group in optimizer.param_groups)
+
+
 def _listed(rates: object) -> list[float]:
     if isinstance(rates, str) or not isinstance(rates, Sequence | np.ndarray | torch.Tensor):
         raise InputError(
@@ -121,16 +101,13 @@ def _checked(rates: Sequence[float]) -> list[float]:
     try:
         listed = [float(rate) for rate in rates]
     except (TypeError, ValueError):
-        raise InputError(
-            f"expected learning rates as numbers, got {rates[0]!r}: give one number per epoch, a "
-            f"function of the progress in epochs, or a torch learning-rate scheduler"
-        ) from None
+        raise InputError(f"expected learning rates as numbers, got {rates[0]!r}") from None
     if not all(math.isfinite(rate) and rate >= 0 for rate in listed) or not any(listed):
         raise InputError(f"expected learning rates of at least 0, one of them above 0, got {rates}")
     return listed
 
 
-def stand_in_of(optimizer: Optimizer) -> Optimizer:
+def _stand_in_of(optimizer: Optimizer) -> Optimizer:
     """Return an optimizer for a scheduler, with the same groups but none of the parameters."""
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
@@ -160,7 +137,7 @@ def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
             f"are needed, got one after {taken} steps: give it before the training and before its "
             f"state is loaded, or give numbers"
         )
-    stand_in = stand_in_of(scheduler.optimizer)
+    stand_in = _stand_in_of(scheduler.optimizer)
     copied = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
     rates = [_largest_rate(stand_in)]
     with warnings.catch_warnings():

@@ -1,23 +1,23 @@
 """Recorder: keeps what ``record`` is given, and reduces it to one value per sample.
 
-Inside an epoch, the losses of each batch are copied at once and stay on their device. When they are
-needed (at the end of the epoch, and for a state), the mean of each batch is taken over all ranks,
-and the losses become one value per sample. One more reduction gives every rank those of all.
+The losses of each batch are copied at once and stay on their device. When they are needed (at the
+end of the epoch, and for a state), the mean of each batch is taken over all ranks, and the losses
+become one value per sample. One more reduction gives every rank those of all.
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
 from fineprune.pruning.dropping_count import batch_means, batch_sums
-from fineprune.pruning.plan import EpochPlan, fingerprint
+from fineprune.pruning.epoch import Epoch
+from fineprune.pruning.plan import fingerprint
 from fineprune.pruning.policies.policy import Losses, Marks, Means, Policy
 from fineprune.pruning.replicas import Replicas
-from fineprune.pruning.seen_samples import SeenSamples
 
 # A single process reduces the losses when about so many wait (48 MB), however many samples an epoch
 # has. The host waits for the device each time.
@@ -34,7 +34,6 @@ class Recorder:
 
     Attributes:
         nonfinite: Number of NaN or infinite losses of all ranks, as of the last reduction.
-        with_logits: Whether logits were recorded in this epoch.
     """
 
     def __init__(self, policy: Policy, replicas: Replicas, num_samples: int) -> None:
@@ -49,7 +48,7 @@ class Recorder:
         self.nonfinite = 0
         self._batches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._number = self._waiting = 0  # The batches and the losses that were not reduced.
-        self.with_logits = False
+        self._with_logits = False
         # One value per sample that was reduced already.
         self._losses: Losses | None = None
         self._marks: Marks | None = None
@@ -59,54 +58,50 @@ class Recorder:
         """Whether nothing waits to be reduced."""
         return not self._number
 
-    def add(self, index: torch.Tensor, losses: torch.Tensor) -> None:
+    def add(self, index: torch.Tensor, losses: torch.Tensor, *, with_logits: bool) -> None:
         """Copy a batch: integers and floating-point losses, shape (B,) each."""
         self._number += 1
+        self._with_logits |= with_logits
         if self._needed or not index.is_cpu:
             kept = losses.detach().to(torch.float32, copy=True)
             self._batches.append((index.to(torch.int64, copy=True), kept))
             self._waiting += len(index)
 
-    def undo(self, index: torch.Tensor) -> None:
-        """Forget the batch that was added last, which has these indices."""
-        self._number -= 1
-        if self._needed or not index.is_cpu:
-            self._batches.pop()
-            self._waiting -= len(index)
-
-    def reduce_if_many(self, plan: EpochPlan, seen: SeenSamples) -> None:
-        """Reduce what waits if it is much, so that an epoch of any length takes little memory."""
+    def reduce_if_full(self, epoch: Epoch) -> None:
+        """Reduce what waits in a single process if it is much, so that it takes little memory."""
         if self._waiting >= _REDUCE_AT and self._replicas.size == 1:
-            self.reduce(plan, seen)
+            self.reduce(epoch)
 
     @uninterrupted()
-    def reduce(self, plan: EpochPlan, seen: SeenSamples) -> None:
+    def reduce(self, epoch: Epoch) -> None:
         """Turn the losses that wait into one value per sample; with several ranks, those of all.
 
         With several ranks, this is a collective operation.
 
         Args:
-            plan: The plan of the epoch in progress.
-            seen: Checks the indices that could not be checked before without waiting.
+            epoch: The epoch in progress. It checks the indices that could not be checked before
+                without waiting.
 
         Raises:
             InputError: An index is wrong, or the ranks record different things.
         """
-        self._check_ranks(plan)
+        self._check_ranks(epoch)
         batches, self._batches = self._batches, []
         self._number = self._waiting = 0
         if not batches:
             return
         index, losses, sizes = _on_host(batches)
-        if any(not one.is_cpu for one, _ in batches):
-            seen.check(index)
-            seen.note(index)
+        unchecked = [not one.is_cpu for one, _ in batches]
+        if any(unchecked):
+            parts = np.split(index, np.cumsum(sizes)[:-1])
+            for numbers in itertools.compress(parts, unchecked):
+                epoch.check(numbers)
+                epoch.note(numbers)
         if not self._needed:
             return
         sums = self._replicas.sum(batch_sums(losses, sizes))
         self.nonfinite += int(sums[:, 2].sum())
-        means = np.repeat(batch_means(sums), sizes)
-        self._add_up(index, losses, means)
+        self._add_up(index, losses, np.repeat(batch_means(sums), sizes))
         self._merge()
 
     def per_sample(self) -> tuple[Losses | None, Marks | None]:
@@ -137,34 +132,24 @@ class Recorder:
             bits = np.unpackbits(marks.numpy(), count=self._num_samples)
             self._marks = bits.view(np.bool_)
 
-    def _check_ranks(self, plan: EpochPlan) -> None:
+    def _check_ranks(self, epoch: Epoch) -> None:
         """Raise the same InputError on all ranks unless they record alike."""
         if self._replicas.size == 1:
             return
-        own = [plan.epoch, fingerprint(plan), self._number, self.with_logits]
-        limits = self._replicas.least_and_most(np.array(own, dtype=np.int64))
-        least, most = (values.tolist() for values in limits)
-        if least[0] != most[0]:
-            raise InputError(
-                f"expected all ranks in the same epoch, got some in epoch {least[0]} and some in "
-                f"epoch {most[0]}: loop over pruner.epochs() on every rank"
-            )
-        if least[1] != most[1]:
-            raise InputError(
-                f"expected the same plan on every rank, got different ones in epoch {plan.epoch}: "
-                f"let select() draw only from its argument rng"
-            )
-        if least[2] != most[2]:
-            raise InputError(
-                f"expected equally many batches on every rank, got {least[2]} to {most[2]} in "
-                f"epoch {plan.epoch}: record every batch of the loader on every rank, also one "
-                f"without a step"
-            )
-        if least[3] != most[3]:
-            raise InputError(
-                f"expected logits from all ranks or from none, got them from some in epoch "
-                f"{plan.epoch}: call pruner.record(index, losses, logits, labels) on every rank"
-            )
+        self._replicas.check_equal(
+            {
+                "epoch": (epoch.number, "loop over pruner.epochs() on every rank"),
+                "plan": (fingerprint(epoch.plan), "let select() draw from its argument rng only"),
+                "number of batches": (
+                    self._number,
+                    "record every batch of the loader on every rank, also one without a step",
+                ),
+                "kind of records": (
+                    self._with_logits,
+                    "call pruner.record(index, losses, logits, labels) on every rank or on none",
+                ),
+            }
+        )
 
     def _add_up(self, index: npt.NDArray[np.int64], losses: Losses, means: Means) -> None:
         if self._policy.needs_losses:

@@ -1,4 +1,4 @@
-"""Rescaling: the mean of weighted losses, and a check that this mean is backpropagated."""
+"""Rescaling: the weighted losses of one epoch, and a check that they are backpropagated."""
 
 import torch
 
@@ -7,8 +7,7 @@ class Rescaling:
     """Multiplies the losses of one epoch by the weights of its plan.
 
     A loop that backpropagates another scalar than the one that ``record`` returns would silently
-    train another objective. A hook on the scalar therefore notes whether a gradient arrives; it
-    needs no synchronisation.
+    train another objective. A hook notes whether a gradient arrives; it does not wait for a GPU.
 
     Args:
         weights: The weight of each sample, float32, shape (N,).
@@ -24,25 +23,16 @@ class Rescaling:
         return self.weighted(index, losses).mean()
 
     def weighted(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
-        """Return loss times weight, with the shape of the losses.
-
-        If it is backpropagated, the scalars that ``mean`` returned need not be.
-
-        Args:
-            index: Indices of the samples, integers, shape (B,).
-            losses: The losses of each sample, floating point, shape (B,) or (B, ...).
-        """
+        """Return loss times weight; ``Pruner.weighted`` has the same arguments."""
         self._weights = self._weights.to(losses.device)
         weights = self._weights[index.to(losses.device, torch.int64, non_blocking=True)]
-        if losses.ndim > 1:
-            weights = weights.view(-1, *[1] * (losses.ndim - 1))
-        weighted = losses * weights
+        weighted = losses * weights.view(-1, *[1] * (losses.ndim - 1))
         if weighted.requires_grad:  # Otherwise, it cannot be backpropagated, which is noticed, too.
             weighted.register_hook(self._note_use)
         return weighted
 
     def check_used(self) -> None:
-        """Raise RuntimeError if scalars were returned and none was backpropagated."""
+        """Raise RuntimeError if scalars were returned and nothing weighted was backpropagated."""
         if self._returned and not self._used:
             raise RuntimeError(
                 "expected the scalar that record() returns to be backpropagated, since the policy "

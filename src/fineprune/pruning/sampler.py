@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DistributedSampler
 
-from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
 
 # Number of indices that are converted to Python integers at a time, so that no long list is needed.
@@ -20,8 +19,7 @@ _CHUNK = 4096
 class PruningSampler(DistributedSampler[Any]):
     """Yields the samples of a plan; if nothing is skipped, exactly as ``DistributedSampler`` does.
 
-    ``Pruner`` creates it. It subclasses ``DistributedSampler``, because trainers call ``set_epoch``
-    on that type and do not replace it.
+    Trainers call ``set_epoch`` on that type and do not replace it.
 
     Args:
         dataset: The data set, of which only the length is used.
@@ -49,7 +47,6 @@ class PruningSampler(DistributedSampler[Any]):
         note_read: Callable[[], None],
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=drop_last)
-        self._num_samples = len(dataset)
         self._choose_epoch = choose_epoch
         self._note_read = note_read
         self.named = False
@@ -76,32 +73,24 @@ class PruningSampler(DistributedSampler[Any]):
         self.total_size = self.num_samples * self.num_replicas
         self._start = start
         self._chunk, self._chunk_end = iter(()), 0
-        self._passes = 0
 
     def order(self) -> torch.Tensor:
         """Return the indices that this rank trains in the epoch: int64, on the CPU.
 
         If the epoch was resumed from a state, these are the remaining ones at that point. Recording
         batches does not shorten the result.
-
-        Raises:
-            InputError: The number of samples in the data set has changed.
         """
         self._note_read()
-        return self._order()
+        order = _fitted(self._shuffled(), self.total_size)[self._start :]
+        # After the number of ranks has changed, the rest may not divide: repeat a few samples.
+        rest = -(-len(order) // self.num_replicas) * self.num_replicas
+        return _fitted(order, rest)[self.rank :: self.num_replicas]
 
     def before_start(self) -> npt.NDArray[np.int64]:
         """Return the samples of all ranks that precede the first one after a resume."""
         if not self._start:
             return np.zeros(0, dtype=np.int64)
         return _fitted(self._shuffled(), self.total_size)[: self._start].numpy()
-
-    def _order(self) -> torch.Tensor:
-        _check_length(self.dataset, self._num_samples)
-        order = _fitted(self._shuffled(), self.total_size)[self._start :]
-        # After the number of ranks has changed, the rest may not divide: repeat a few samples.
-        rest = -(-len(order) // self.num_replicas) * self.num_replicas
-        return _fitted(order, rest)[self.rank :: self.num_replicas]
 
     def _shuffled(self) -> torch.Tensor:
         """Return the kept samples in the order of all ranks together: int64, on the CPU."""
@@ -110,9 +99,7 @@ class PruningSampler(DistributedSampler[Any]):
         kept = self._plan.kept
         order = torch.randperm(len(kept), generator=shuffle, device="cpu")
         # A full plan is 0..N-1.
-        if len(kept) == self._num_samples:
-            return order
-        return kept.index_select(0, order)
+        return order if self._plan.is_full else kept.index_select(0, order)
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain.from_iterable(self._chunks())
@@ -120,16 +107,6 @@ class PruningSampler(DistributedSampler[Any]):
     def __len__(self) -> int:
         """Return the number of indices of this rank in the whole epoch, even after a resume."""
         return self.num_samples
-
-    @property
-    def was_read_again(self) -> bool:
-        """Whether an iterator went on with this epoch after it had yielded all of it."""
-        return self._passes > 1
-
-    @property
-    def all_yielded(self) -> bool:
-        """Whether this rank has yielded its whole epoch."""
-        return self.state_dict()["yielded"] == self.num_samples
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and how many indices this rank has yielded (``StatefulDataLoader``)."""
@@ -146,7 +123,6 @@ class PruningSampler(DistributedSampler[Any]):
 
     def _chunks(self) -> Iterator[Iterator[int]]:
         order = self.order()
-        self._passes += 1
         for begin in range(0, len(order), _CHUNK):
             indices = order[begin : begin + _CHUNK].tolist()
             self._chunk, self._chunk_end = iter(indices), begin + len(indices)
@@ -156,15 +132,6 @@ class PruningSampler(DistributedSampler[Any]):
 def samples_per_rank(number: int, num_replicas: int, drop_last: bool) -> int:
     """Return how many of ``number`` samples each rank gets, as in ``DistributedSampler``."""
     return number // num_replicas if drop_last else -(-number // num_replicas)
-
-
-def _check_length(dataset: Any, num_samples: int) -> None:
-    """Raise InputError if the number of samples in a data set has changed."""
-    if len(dataset) != num_samples:
-        raise InputError(
-            f"expected a data set of {num_samples} samples, as when the Pruner was made, got "
-            f"{len(dataset)} samples: make a new Pruner if the data set has changed"
-        )
 
 
 def _fitted(order: torch.Tensor, length: int) -> torch.Tensor:

@@ -15,9 +15,8 @@ from fineprune.pruning.step_counts import BatchShape, StepCounts
 def closed_form_pruned_epochs(schedule: Schedule) -> int:
     """Evaluate the paper's formula 3, or formula 4 if the window does not divide the epochs.
 
-    The result is for comparison only: the formulas, as printed, hold the start constant and count
-    every remainder epoch as pruned, and their last term may be negative. For the exact number, see
-    ``Schedule.pruned_epochs``.
+    As printed, the formulas hold the start constant, count every remainder epoch as pruned, and may
+    have a negative last term. ``Schedule.pruned_epochs`` is exact.
 
     Raises:
         InputError: The windows differ in length, for which the paper has no formula.
@@ -38,13 +37,11 @@ class Savings:
 
     Attributes:
         pruned_epochs: Number of epochs that skip samples.
-        samples: Number of samples trained in all epochs together.
-        samples_full: The same number if no epoch skips samples.
-        steps: Number of optimizer steps (the paper's formula 5, with fewer batches in pruned
-            epochs).
-        steps_full: The same number if no epoch skips samples.
-        time: Predicted time in seconds (formula 6); None if no step time was given.
-        time_full: The same time if no epoch skips samples (formula 2).
+        samples, samples_full: Number of samples trained in all epochs, and if none is skipped.
+        steps, steps_full: Number of optimizer steps (the paper's formula 5, with fewer batches in
+            pruned epochs), and if no sample is skipped.
+        time, time_full: Predicted time in seconds (formula 6), and if no sample is skipped (formula
+            2); None if no step time was given.
     """
 
     pruned_epochs: int
@@ -62,23 +59,16 @@ class Savings:
 
     @property
     def saving(self) -> float:
-        """The share of the time that is saved (formula 7 divided by formula 2).
-
-        If no step time was given, it is the share of the steps.
-        """
+        """The share of the time that is saved (formula 7 / 2); of the steps without a step time."""
         if self.time is None or self.time_full is None:
             return (self.steps_full - self.steps) / self.steps_full
         return 1 - self.time / self.time_full
 
 
 def planned_numbers(counts: StepCounts) -> list[int]:
-    """Return how many samples each epoch keeps.
+    """Return how many samples each epoch keeps if nothing is learned from the losses.
 
-    If these numbers depend on data but the total number of steps does not, they are those of a
-    training in which nothing is learned from the losses.
-
-    Args:
-        counts: Those of the policy, which must not be used afterwards.
+    The policy of the counts must not be used afterwards.
     """
     policy = counts.policy
     nothing = np.zeros(counts.num_samples, dtype=np.float32)
@@ -113,9 +103,7 @@ def predict_savings(
         batch_size: Number of samples per batch and rank.
         step_time: Seconds per optimizer step, the paper's T.
         overhead: Seconds of bookkeeping per pruned epoch, the paper's t0.
-        drop_last: Whether an incomplete last batch is dropped, as in ``Pruner``.
-        accumulation: Number of batches per optimizer step, as in ``Pruner``.
-        num_replicas: Number of ranks that share the samples, as in ``Pruner``.
+        drop_last, accumulation, num_replicas: As in ``Pruner``.
 
     Raises:
         InputError: A value is out of range, or the number of samples per epoch depends on data.

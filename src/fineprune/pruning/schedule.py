@@ -101,22 +101,17 @@ class Schedule:
         """Make the windows from the epochs after which the learning rate falls.
 
         Each interval of length L between milestones is cut into m windows at ``round(j*L/m)``. The
-        last interval ends with the training, with one exception: if the milestones are evenly
-        spaced and the last interval is shorter, it is treated as a full interval that the training
-        does not complete. Thus, ``from_milestones(E, [W, 2 * W, ...])`` equals ``Schedule(E, W,
-        ...)`` for every E.
+        last interval ends with the training; but if the milestones are evenly spaced and it is
+        shorter, it is a full one that the training does not complete. Thus,
+        ``from_milestones(E, [W, 2 * W, ...])`` equals ``Schedule(E, W, ...)`` for every E.
 
         Args:
             epochs: Number of training epochs.
             milestones: The epochs (counted from 1, ascending) after which the rate falls, as in
-                ``MultiStepLR``. The first one beyond the training ends the last interval, which the
-                training then does not complete; any later ones have no effect.
+                ``MultiStepLR``. The first one beyond the training ends the last interval.
             windows_per_interval: Number m of windows between two milestones.
             start: The start as a share of each window, in [0, 1].
-            attenuation: The factor by which the start is reduced, as in ``Schedule``.
-            block: The paper's PruningBlock, as in ``Schedule``.
-            count: The paper's PruningCount, as in ``Schedule``.
-            attenuate: When the start is reduced, as in ``Schedule``.
+            attenuation, block, count, attenuate: As in ``Schedule``.
 
         Raises:
             InputError: A value is out of range, the milestones do not ascend, or an interval has

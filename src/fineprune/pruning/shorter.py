@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sized
 
 from fineprune.errors import InputError, check_share
-from fineprune.pruning.rates import Rates, are_steps, rates_of_epochs
+from fineprune.pruning.rates import Rates, are_steps, rates_of
 
 
 def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> list[float]:
@@ -13,10 +13,8 @@ def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> l
     If the rates fall in steps, epochs are removed from the last step until one is left, then from
     the step before it, and so on; a warm-up stays as it is if epochs are left after it. If the
     rates fall smoothly, the new rates are ``peak * (1 - u**2)``, where u rises from 0 at the
-    largest rate to 1 at the end; a warm-up is shortened in proportion. Their sum may exceed that of
-    the given rates if these fall steeply, and restarts are lost. A constant rate stays constant. On
-    the first 10,000 images of CIFAR-10, these were the best schedules of equal cost that we tried,
-    except that a larger rate was better still.
+    largest rate to 1 at the end; a warm-up is shortened in proportion. Restarts are lost. On the
+    first 10,000 images of CIFAR-10, these were the best schedules of equal cost that we tried.
 
     Args:
         rates: The learning rate of each epoch of the full training: numbers, a function of the
@@ -38,7 +36,7 @@ def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> l
                 f"expected epochs=... with rates of the type {type(rates).__name__}, got none"
             )
         epochs = len(rates)
-    given = rates_of_epochs(rates, epochs)
+    given = rates_of(rates, epochs)
     left = max(1, round((1 - save) * epochs))
     if left == epochs:
         return given

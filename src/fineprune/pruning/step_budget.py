@@ -1,15 +1,9 @@
 """StepBudget: optimizer steps that are distributed over epochs, by their learning rates.
 
-If rates fall in steps, the epochs are shortened in proportion to their rates, so that nearly all is
-taken from the smallest ones.
-
-If rates fall smoothly, this would change the shape of the schedule: a linear rate, for example,
-would end steeply as a function of the steps. The epochs are shortened so that this function becomes
-1 - u^2, where u rises from 0 to 1, the shape of ``fp.shorter``.
-
-If rates belong to steps and not to epochs, their shape is given. The epochs are then shortened in
-proportion to their rates, so that the first ones are complete, from which the most is learned about
-single samples.
+If rates fall in steps, or belong to steps and not to epochs, the epochs are shortened in proportion
+to their rates, so that nearly all is taken from the smallest ones. If rates fall smoothly, this
+would change the shape of the schedule. The epochs are then shortened so that the rate, as a
+function of the steps, becomes 1 - u^2, where u rises from 0 to 1, the shape of ``fp.shorter``.
 """
 
 from collections.abc import Sequence
@@ -19,13 +13,7 @@ import numpy.typing as npt
 
 from fineprune.errors import InputError
 from fineprune.pruning.policies.policy import Training
-from fineprune.pruning.rates import (
-    Rates,
-    are_steps,
-    rates_of_epochs,
-    rates_of_steps,
-    relative_rates,
-)
+from fineprune.pruning.rates import Rates, are_steps, rates_of, relative_rates
 
 # The smallest share of a full epoch that an epoch is given, as long as the budget allows it.
 _SMALLEST_SHARE = 0.05
@@ -49,8 +37,8 @@ class StepBudget:
         total: Number of optimizer steps of the whole training, once it has begun.
         has_rates: Whether the learning rates are known. Otherwise, they are taken to be constant.
         rates: The learning rate of each epoch, relative to the largest one.
-        lengths: How long each epoch was, as a share of a full one, so that the size of a step may
-            change; None for one that was not trained.
+        lengths: How long each epoch was, as a share of a full one (the size of a step may change);
+            None for one that was not trained.
     """
 
     def __init__(self, epochs: int, save: float) -> None:
@@ -64,11 +52,7 @@ class StepBudget:
         self.rates = self._weights = (1.0,) * epochs
 
     def begin(self, training: Training) -> None:
-        """Compute the number of steps.
-
-        Raises:
-            InputError: An epoch has no step, or one step per epoch is already more than the budget.
-        """
+        """Compute the number of steps; raise InputError if an epoch has none."""
         self._num_samples = training.num_samples
         self._step_size, self._full = training.samples_per_step, training.steps_per_epoch
         self.lengths = [None] * self._epochs
@@ -86,10 +70,10 @@ class StepBudget:
         """Receive the learning rates, as ``Pruner.set_rates`` does."""
         self._by_steps = by == "steps"
         if self._by_steps:
-            each = rates_of_steps(rates, self.total)
+            each = rates_of(rates, self.total, by)
             each = rates_along_steps(each, self._epochs, self._full)
         else:
-            each = rates_of_epochs(rates, self._epochs)
+            each = rates_of(rates, self._epochs)
         self.rates = relative_rates(each)
         given = self._by_steps or are_steps(self.rates)
         self._weights = self.rates if given else smooth_weights(self.rates)
@@ -98,20 +82,17 @@ class StepBudget:
     def settings(self) -> Sequence[float] | str:
         """Return what a state must agree on: the relative rates of the epochs.
 
-        Those of steps depend on the number of steps, and so on the number of ranks and the batch
-        size, which may change when a training is resumed.
+        Those of steps depend on the size of a step, which may change when a training is resumed.
         """
-        return "of steps" if self._by_steps else self.rates
+        # Ratios of rates are rounded otherwise if the largest rate is another one.
+        return "of steps" if self._by_steps else [round(rate, 9) for rate in self.rates]
 
     def charge(self, epoch: int, steps: int) -> None:
         """Note how many steps an epoch was given."""
         self.lengths[epoch] = steps / self._full
 
     def used_before(self, epoch: int) -> int:
-        """Return the number of steps that the epochs before this one used.
-
-        Epochs that were left out count as if they had been trained as planned.
-        """
+        """Return the number of steps of the epochs before this one, as trained or planned."""
         used = 0
         for before, length in enumerate(self.lengths[:epoch]):
             if length is None:
@@ -141,8 +122,7 @@ def smooth_weights(rates: Sequence[float]) -> tuple[float, ...]:
     """Return relative numbers of steps of the epochs with which the rate falls as 1 - u^2.
 
     At the rate r, u is sqrt(1 - r). The means of neighbouring rates divide the steps among them,
-    and the epochs of a rate share its steps evenly. An epoch has no smaller number than one with a
-    smaller rate, as the epochs of a warm-up would have.
+    and the epochs of a rate share its steps evenly. A larger rate has no smaller number.
 
     Args:
         rates: The learning rate of each epoch, relative to the largest one.
@@ -159,10 +139,8 @@ def smooth_weights(rates: Sequence[float]) -> tuple[float, ...]:
 def steps_of_epoch(weights: Sequence[float], budget: int, *, most: int, full: int) -> int:
     """Return how many steps the first of the remaining epochs is given.
 
-    Each epoch is given a number of steps in proportion to its weight, but at most ``most``. If
-    this leaves steps over, they are distributed evenly, since samples that should not be trained do
-    the most harm at the end. If all remaining epochs follow this function, they use the budget
-    exactly.
+    It is in proportion to the weights, but at most ``most``. If this leaves steps over, they are
+    distributed evenly. If all remaining epochs follow this function, they use the budget exactly.
 
     Args:
         weights: The weight of each remaining epoch.

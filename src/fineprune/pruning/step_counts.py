@@ -1,20 +1,20 @@
 """How many samples an epoch keeps after rounding to whole batches, and how many steps it takes.
 
-The numbers depend on the epoch only, so that learning rates and step counts can be planned before
-the training, and all ranks get the same results.
+The numbers depend on the epoch only, so they are known before the training, on all ranks.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-import numpy as np
-import numpy.typing as npt
-
 from fineprune.errors import InputError, check_whole_number, shown, warn_user
+from fineprune.pruning.epoch import Epoch
+from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.policies.policy import Policy, Training
+from fineprune.pruning.random_streams import stream
 from fineprune.pruning.sampler import samples_per_rank
+from fineprune.pruning.schedule import check_epoch
 
 # Rounding warns if it costs at least this share of the saving.
 _WORTH_A_WARNING = 0.1
@@ -49,12 +49,16 @@ class BatchShape:
         """Number of samples in one batch of each rank; None if it is not known."""
         return None if self.batch_size is None else self.batch_size * self.num_replicas
 
+    def planned(self, kept: int) -> int:
+        """Return how many samples all ranks train of ``kept``, padding included."""
+        if self.drop_last and self.batch_size is not None:
+            return self.batches_of(kept) * self.batch_size * self.num_replicas
+        each = samples_per_rank(kept, self.num_replicas, self.drop_last)
+        return each * self.num_replicas
+
     @property
     def multiple(self) -> int:
-        """Number of samples per optimizer step of all ranks.
-
-        If the batch size is not known, it is the number of ranks.
-        """
+        """Samples per optimizer step of all ranks; without a batch size, the number of ranks."""
         return (self.samples_per_batch or self.num_replicas) * self.accumulation
 
     def batches_of(self, kept: int) -> int:
@@ -77,43 +81,71 @@ class StepCounts:
         num_samples: Number of samples N in the data set.
         shape: How samples are grouped into batches and optimizer steps.
         seed: The seed of the run.
-        labels: The label of each sample; see ``Training``.
 
     Raises:
         InputError: The policy cannot work with this size, or names impossible lengths.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        num_samples: int,
-        shape: BatchShape,
-        seed: int = 0,
-        labels: npt.NDArray[np.integer] | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, num_samples: int, shape: BatchShape, seed: int = 0) -> None:
         self.policy = policy
         self.num_samples = num_samples
         self.shape = shape
+        self._seed = seed
         known = replace(shape, batch_size=shape.batch_size or 1)
         full = known.steps_of(num_samples)
-        policy.begin(Training(num_samples, known.multiple, full, seed, labels))
+        policy.begin(Training(num_samples, known.multiple, full, seed))
         wanted = policy.lengths()
         self._wanted = None if wanted is None else _checked(wanted, policy, num_samples)
 
     def num_kept(self, epoch: int) -> int | None:
         """Return how many samples an epoch keeps, rounded up to whole steps if it skips any.
 
-        Rounded epochs have no padding, no incomplete batches and no incomplete accumulation. None
-        if the number depends on data.
+        None if the number depends on data.
         """
-        if self._wanted is None or self._wanted[epoch] == self.num_samples:
-            return None if self._wanted is None else self.num_samples
-        return min(self._rounded_up(self._wanted[epoch]), self.num_samples)
+        wanted = None if self._wanted is None else self._wanted[epoch]
+        if wanted is None or wanted == self.num_samples:
+            return wanted
+        return min(self._rounded_up(wanted), self.num_samples)
+
+    def plan(self, epoch: int) -> EpochPlan:
+        """Let the policy choose the samples of an epoch.
+
+        Raises:
+            InputError: The policy returns something wrong.
+        """
+        number = self.num_kept(epoch)
+        if number == self.num_samples:
+            return EpochPlan.full(epoch, self.num_samples)
+        try:
+            plan = self.policy.select(epoch, number, stream(self._seed, epoch, "select"))
+            check_plan(plan, epoch, number, self.num_samples)
+        except InputError as error:
+            raise InputError(f"policy {self.policy.name!r} in epoch {epoch}: {error}") from error
+        return plan
+
+    def length(self, epoch: int, *known: Epoch | None) -> int:
+        """Return how many samples an epoch trains, if it is one of those known or knows in advance.
+
+        Raises:
+            InputError: It is neither, or outside of the training.
+        """
+        check_epoch(epoch, self.policy.epochs)
+        for one in known:
+            if one is not None and one.number == epoch:
+                return one.plan.number
+        kept = self.num_kept(epoch)
+        if kept is None:
+            raise InputError(
+                f"expected an epoch whose length is known in advance, got epoch {epoch} of policy "
+                f"{self.policy.name!r}, whose length depends on data: ask when it is the current "
+                f"one"
+            )
+        return kept
 
     def total_steps(self) -> int:
         """Return the number of optimizer steps of all epochs ([P] formula 5, fewer batches)."""
         self.shape.batches_of(self.num_samples)  # This needs the batch size.
-        total = self.known_steps()
+        total = self.steps_before(self.policy.epochs)
         if total is None:
             raise InputError(
                 f"expected a policy whose epochs have lengths known in advance, got "
@@ -122,52 +154,28 @@ class StepCounts:
             )
         return total
 
-    def known_steps(self) -> int | None:
-        """Return ``total_steps``; None if they depend on data, or there is no batch size."""
-        if self.shape.batch_size is None:
-            return None
-        if self.policy.total_steps is not None:
-            return self.policy.total_steps
-        return self._sum(self.policy.epochs, self.shape.steps_of)
-
     def steps_before(self, epoch: int) -> int | None:
-        """Return the number of optimizer steps of all epochs before one; None if unknown."""
-        own = self.policy.steps_before(epoch)
-        return self._sum(epoch, self.shape.steps_of) if own is None else own
+        """Return the number of optimizer steps of all epochs before one.
 
-    def predicted_saving(self) -> float | None:
-        """Return the share of the steps that a training saves; None if it depends on data.
-
-        Without a batch size, it is the share of the sample-steps.
+        None if it depends on data, or the batch size is not known.
         """
         if self.shape.batch_size is None:
-            full = self.policy.epochs * self.num_samples
-            total = self._sum(self.policy.epochs, int)
-        else:
-            full = self.policy.epochs * self.shape.steps_of(self.num_samples)
-            total = self.known_steps()
-        return (full - total) / full if total is not None and full else None
+            return None
+        if self._wanted is None:
+            return self.policy.steps_before(epoch)
+        kept = map(self.num_kept, range(epoch))
+        return sum(self.shape.steps_of(number) for number in kept if number is not None)
 
     def check_rounding(self) -> None:
-        """Warn the user if nothing is skipped, or rounding loses a tenth of the saving or more."""
-        policy, total = self.policy, self.num_samples
-        wanted = set(self._wanted or ())
-        scheduled = hasattr(policy, "schedule") and getattr(policy, "prune", 0) > 0
-        # With one epoch, it is clear that nothing is skipped.
-        if wanted == {total} and scheduled and policy.epochs > 1:
-            warn_user(
-                f"policy {policy.name!r} skips no sample in any of its {policy.epochs} epochs: "
-                f"give a schedule that prunes some of them, and a prune of at least one sample",
-                UserWarning,
-            )
-        for keep in wanted - {total}:
-            skip = total - keep
-            left = total - self._rounded_up(keep)
+        """Raise InputError if rounding leaves nothing to skip; warn if it loses a tenth of it."""
+        for keep in set(self._wanted or ()) - {self.num_samples}:
+            skip = self.num_samples - keep
+            left = self.num_samples - self._rounded_up(keep)
             if left > (1 - _WORTH_A_WARNING) * skip:
                 continue
             cost = (
-                f"the policy skips {skip} of {total} samples, but only {max(left, 0)} after "
-                f"rounding to whole steps of {self.shape.multiple} samples (batch x ranks x "
+                f"the policy skips {skip} of {self.num_samples} samples, but only {max(left, 0)} "
+                f"after rounding to whole steps of {self.shape.multiple} samples (batch x ranks x "
                 f"accumulation)"
             )
             if left <= 0:
@@ -176,32 +184,21 @@ class StepCounts:
                 )
             warn_user(f"{cost}: a tenth of the saving or more is lost", UserWarning)
 
-    def _sum(self, epochs: int, cost: Callable[[int], int]) -> int | None:
-        """Return what the first epochs cost by their numbers of samples; None if unknown."""
-        total = 0
-        for epoch in range(epochs):
-            kept = self.num_kept(epoch)
-            if kept is None:
-                return None
-            total += cost(kept)
-        return total
-
     def _rounded_up(self, number: int) -> int:
         return -(-number // self.shape.multiple) * self.shape.multiple
 
 
 def _checked(wanted: object, policy: Policy, num_samples: int) -> list[int]:
     """Return the lengths that a policy wants, each from 1 to N."""
-    if not isinstance(wanted, Sequence) or len(wanted) != policy.epochs:
+    whole = isinstance(wanted, Sequence) and all(
+        isinstance(number, Integral)
+        and not isinstance(number, bool)
+        and 1 <= int(number) <= num_samples
+        for number in wanted
+    )
+    if not isinstance(wanted, Sequence) or not whole or len(wanted) != policy.epochs:
         raise InputError(
-            f"expected lengths() of policy {policy.name!r} to be {policy.epochs} numbers of "
-            f"samples or None, got {shown(repr(wanted))}"
+            f"expected lengths() of policy {policy.name!r} to be None or {policy.epochs} whole "
+            f"numbers from 1 to {num_samples}, got {shown(repr(wanted))}"
         )
-    for epoch, number in enumerate(wanted):
-        whole = isinstance(number, Integral) and not isinstance(number, bool)
-        if not whole or not 1 <= number <= num_samples:
-            raise InputError(
-                f"expected lengths() of policy {policy.name!r} to be whole numbers from 1 to "
-                f"{num_samples}, got {number!r} for epoch {epoch}"
-            )
     return [int(number) for number in wanted]

@@ -113,7 +113,7 @@ def forecast(
         )
     savings = None
     if not isinstance(policy, Matched):
-        if counts.known_steps() is None:
+        if counts.steps_before(recipe.training.epochs) is None:
             advice = "set pruning.save" if takes_save(policy.name) else "a run's metrics show them"
             raise InputError(
                 f"expected a policy whose number of samples per epoch is known before the "
@@ -151,7 +151,7 @@ def predicted_cost(
 
 def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
     """Return whether the number of sample-steps of a recipe is known before it is trained."""
-    return _bound(recipe, num_samples).known_steps() is not None
+    return _bound(recipe, num_samples).steps_before(recipe.training.epochs) is not None
 
 
 def check_rounds(recipe: Recipe, num_samples: int) -> None:

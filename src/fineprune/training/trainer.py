@@ -11,7 +11,6 @@ import logging
 import math
 import signal
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -157,7 +156,6 @@ class Trainer:
         self.pruner = Pruner(
             self.data.num_samples,
             policy,
-            labels=self.data.labels if policy.needs_ranking else None,
             seed=recipe.run.order_seed,
             batch_size=training.batch_size * recipe.distributed.batches_per_update,
             accumulation=recipe.accumulation,
@@ -257,10 +255,7 @@ class Trainer:
         self.model.load_state_dict(saved["model"])
         if self.average is not None:
             self.average.load_state_dict(saved["average"])
-        with warnings.catch_warnings():
-            # The rates of a recipe do not depend on the number of steps.
-            warnings.filterwarnings("ignore", "a step has .* in the loaded state")
-            self.pruner.load_state_dict(saved["pruner"])
+        self.pruner.load_state_dict(saved["pruner"])
         ranks, before = self.ranks, len(saved["random"])
         if ranks.rank < before:
             set_random_state(saved["random"][ranks.rank], self.recipe.run.device)

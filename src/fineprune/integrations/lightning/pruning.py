@@ -24,26 +24,24 @@ class DataPruning(pl.Callback):
 
     The training loader may come from the module, the data module or ``fit``. The callback replaces
     its sampler, and removes the indices before the module sees a batch. At the end of each epoch,
-    the loggers of the ``Trainer`` receive the values of ``Pruner.log``. If the policy uses learning
-    rates and was given none, it receives those of the first scheduler that ``configure_optimizers``
-    returns, and one line says so.
+    the loggers of the ``Trainer`` receive the values of ``Pruner(log=...)``. If the policy uses
+    learning rates and was given none, it receives those of the first scheduler that
+    ``configure_optimizers`` returns, and one line says so.
 
     Args:
         policy: The policy that chooses the samples, of as many epochs as the ``Trainer``.
         seed: The seed of the order of the samples. By default, the seed of the loader's
             ``DistributedSampler``, or else that of ``seed_everything``, or else 0. With two or more
             ranks, this default gives the order of Lightning without pruning.
-        labels: The class of each sample, as for ``Pruner``; by default, those of the data set.
 
     Raises:
         TypeError: ``policy`` is not a policy.
     """
 
-    def __init__(self, policy: Policy, *, seed: int | None = None, labels: Any = None) -> None:
+    def __init__(self, policy: Policy, *, seed: int | None = None) -> None:
         check_is_policy(policy)
         self.policy = policy
         self._seed = seed
-        self._labels = labels
         self._pruner: Pruner | None = None
         self._loader: PrunedLoader | None = None
         # What ``Pruner.record`` is given of a batch that the optimizer has not used yet.
@@ -226,7 +224,6 @@ class DataPruning(pl.Callback):
             self._pruner = Pruner(
                 given.dataset,
                 self.policy,
-                labels=self._labels,
                 seed=_order_seed(given) if self._seed is None else self._seed,
                 batch_size=given.batch_size,
                 accumulation=trainer.accumulate_grad_batches,

@@ -20,10 +20,9 @@ from fineprune.pruning.step_budget import StepBudget
 class Adaptive(Policy):
     """Save a share of the optimizer steps, and skip the samples whose labels look wrong.
 
-    The budget is ``(1 - save)`` of the steps of the full training. It is used exactly, and known
-    before the start. The epochs are shortened so that the learning rate, as a function of the
-    steps, falls as in ``fp.shorter``: as 1 - u^2 if it falls smoothly, and in proportion to it if
-    it falls in steps. A shortened epoch chooses its samples at random, without repeats until all
+    The budget, ``(1 - save)`` of the steps of the full training, is used exactly. The epochs are
+    shortened so that the learning rate, as a function of the steps, falls as in ``fp.shorter``
+    (``step_budget.py``). A shortened epoch chooses its samples at random, without repeats until all
     were chosen.
 
     From the epoch ``first_epoch`` on, samples are skipped whose score in the ranking of the labels
@@ -35,10 +34,9 @@ class Adaptive(Policy):
     Args:
         epochs: Number of training epochs.
         save: The share of the optimizer steps to save, in [0, 1).
-        rates: The learning rate of each epoch: a sequence of ``epochs`` numbers, a function of the
-            progress in epochs (0.0 to ``epochs``), or a torch scheduler that is stepped once per
-            epoch. Only the ratios of the rates matter. For rates that change per step, see
-            ``Pruner.set_rates``. By default, the rate is constant.
+        rates: The learning rate of each epoch: numbers, a function of the progress in epochs, or a
+            torch scheduler that is stepped once per epoch. Only their ratios matter. For rates that
+            change per step, see ``Pruner.set_rates``. By default, the rate is constant.
         threshold: The score above which a sample is skipped. A list of suspects begins at 0.
             Skipping needs more precision, since a skipped sample with a correct label is missed.
         first_epoch: The number of epochs that train before any sample is skipped for its label.
@@ -77,11 +75,7 @@ class Adaptive(Policy):
             self.set_rates(rates)
 
     def begin(self, training: Training) -> None:
-        """Compute the budget in steps, and allocate five bytes per sample.
-
-        Raises:
-            InputError: An epoch has no step, or one step per epoch is already more than the budget.
-        """
+        """Compute the budget in steps, and allocate five bytes per sample."""
         super().begin(training)
         self._budget.begin(training)
         self._scores: npt.NDArray[np.float32] = np.full(self._num_samples, -np.inf, np.float32)
@@ -95,9 +89,8 @@ class Adaptive(Policy):
             return None
         return (
             "Adaptive was given no learning rates and takes them to be constant, so all epochs are "
-            "shortened alike; if the rate falls, this costs more accuracy than to shorten the "
-            "epochs with small rates: give rates=..., or call pruner.set_rates(scheduler) before "
-            "the training"
+            "shortened alike: give rates=..., or call pruner.set_rates(scheduler) before the "
+            "training"
         )
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
@@ -109,11 +102,6 @@ class Adaptive(Policy):
     def rates(self) -> tuple[float, ...]:
         """The learning rate of each epoch, relative to the largest one."""
         return self._budget.rates
-
-    @property
-    def total_steps(self) -> int:
-        """Number of optimizer steps of the whole training."""
-        return self._budget.total
 
     def steps_before(self, epoch: int) -> int:
         """Return the number of steps that the epochs before this one used, or were to use."""
@@ -202,8 +190,7 @@ class Adaptive(Policy):
     def _returning(self, skipped: int, number: int) -> int:
         """Return how many of the skipped samples an epoch of ``number`` samples trains.
 
-        A shortened epoch has as large a share of them as one that is shortened only by what is
-        skipped.
+        Their share is that of an epoch that is shortened only by what is skipped.
         """
         share = min(number / max(self._available(skipped), 1), 1)
         return round(share * round(self.returning * skipped))

@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.ranking import Ranking
-from fineprune.pruning.alignment import Floats, alignment, clean_indices
+from fineprune.pruning.alignment import Floats, alignment, clean_indices, lowest
 from fineprune.pruning.dropping_count import Counts, add_marks, counts_dtype
-from fineprune.pruning.lowest import lowest
 from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.policy import Losses, Marks, Training
 
@@ -27,9 +26,7 @@ class AlignPrune(InfoBatch):
     loss, but the Dynamic Alignment Score: the Pearson correlation of its losses in the last
     ``trajectory`` epochs with the mean losses of a small set of clean samples in the same epochs.
     The losses of a hard sample fall with those of clean ones; the losses of a wrong label do not.
-    The rest is the form of ``InfoBatch`` with ``save``: random samples with a score below the mean
-    of all scores are skipped, and the weight of a sample is the inverse of the probability with
-    which its group is kept. The mean weight is above one, which raises the effective learning rate.
+    The rest is the form of ``InfoBatch`` with ``save``, with scores in place of losses.
 
     Readings, where the sources that we know are silent:
 
@@ -79,11 +76,7 @@ class AlignPrune(InfoBatch):
         self.reference = None if reference is None else clean_indices(reference)
 
     def begin(self, training: Training) -> None:
-        """Allocate four bytes per sample and epoch of ``trajectory``, and nine per sample.
-
-        Raises:
-            InputError: ``reference`` has an index of N or more.
-        """
+        """Allocate four bytes per sample and epoch of ``trajectory``, and nine per sample."""
         super().begin(training)
         number = training.num_samples
         if self.reference and self.reference[-1] >= number:

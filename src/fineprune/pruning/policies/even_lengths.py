@@ -35,15 +35,11 @@ def checked_save(save: float, shortened: int, epochs: int) -> float:
 
 
 def even_lengths(save: float, shortened: range, epochs: int, training: Training) -> list[int]:
-    """Distribute the samples to skip evenly over some epochs, in whole steps.
-
-    Together, these epochs save the share, to within half an optimizer step. All other epochs keep
-    all samples.
+    """Distribute the samples to skip evenly over some epochs, to within half an optimizer step.
 
     Args:
-        save: The share of the sample-steps of the whole training to save, in (0, 1).
+        save, epochs: As for ``checked_save``.
         shortened: The epochs that may skip samples.
-        epochs: Number of training epochs.
         training: The size of the training.
 
     Raises:

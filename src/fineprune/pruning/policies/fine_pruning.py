@@ -63,9 +63,9 @@ class FinePruning(ScheduledPolicy):
     ) -> "FinePruning":
         """Find the schedule and ``prune`` with which fine-pruning saves a share of the training.
 
-        There is one window per interval between milestones. In each window, pruning starts as late
-        as possible, so that the counts cover more epochs, but early enough that no pruned epoch has
-        to skip more than half of the samples, unless ``save`` is larger. ``prune`` follows from it.
+        There is one window per interval between milestones. In each, pruning starts as late as
+        possible, but early enough that no epoch has to skip more than half of the samples, unless
+        ``save`` is larger.
 
         Args:
             epochs: Number of training epochs.
@@ -108,10 +108,7 @@ class FinePruning(ScheduledPolicy):
 
     @property
     def counts(self) -> torch.Tensor:
-        """DroppingCounts as of the last epoch that ended: integers, shape (N,), a copy.
-
-        The dtype is uint8 if no window is longer than 255 epochs, else int16 or int32.
-        """
+        """DroppingCounts as of the last epoch that ended, shape (N,): uint8, int16 or int32."""
         return torch.from_numpy(self._counts.copy())
 
     def suspicion(self) -> torch.Tensor:

@@ -24,17 +24,16 @@ class InfoBatch(Policy):
     sample of the first group with probability ``prune``, and multiplies the losses of the kept ones
     by ``1 / (1 - prune)``. The number of kept samples then depends on the losses.
 
-    With ``save``, the numbers are known before the start: the whole training saves this share of
-    the sample-steps, to within half an optimizer step. Each epoch that is not annealed skips random
-    samples of the first group and, if that group is too small, of the other group. The weight of a
-    sample is the inverse of the probability with which its group is kept.
+    With ``save``, the whole training saves this share of the sample-steps, to within half an
+    optimizer step. Each epoch that is not annealed skips random samples of the first group and, if
+    it is too small, of the other. The weight of a sample is the inverse of the probability with
+    which its group is kept.
 
     Args:
         epochs: Number of training epochs.
         prune: The probability, in [0, 1), with which a sample of the first group is skipped.
             Without ``save``, the default is 0.5.
-        save: The share of the sample-steps of the whole training to save, in (0, 1), instead of
-            ``prune``.
+        save: The share of the sample-steps to save, in (0, 1), instead of ``prune``.
         anneal: The share of the epochs, in [0, 1], that train all samples, at the end of the
             training.
         rescale: Whether the losses are multiplied by the weights.
@@ -78,11 +77,7 @@ class InfoBatch(Policy):
         self.losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 
     def begin(self, training: Training) -> None:
-        """Allocate the losses.
-
-        Raises:
-            InputError: The steps are too large for what is to be saved.
-        """
+        """Allocate the losses; raise InputError if the steps are too large to save that much."""
         super().begin(training)
         if self.save is not None:
             self._lengths = even_lengths(self.save, self._shortened, self.epochs, training)

@@ -54,11 +54,7 @@ class Matched(Policy):
         self.mean_weights = tuple(float(weight) for weight in weights)
 
     def begin(self, training: Training) -> None:
-        """Receive the number of samples.
-
-        Raises:
-            InputError: An epoch would keep more samples than there are.
-        """
+        """Receive the number of samples; raise InputError if an epoch would keep more."""
         super().begin(training)
         if max(self.numbers) > self._num_samples:
             raise InputError(

@@ -1,7 +1,7 @@
 """Policy: how many samples each epoch trains, which ones, and what is learned from their losses.
 
-This is the interface of every method that skips samples. An own policy is a subclass that
-implements ``select``, and also ``learn`` if it learns from losses (``examples/own_policy.py``).
+An own policy is a subclass that implements ``select``, and also ``learn`` if it learns from losses
+(``examples/own_policy.py``).
 """
 
 from abc import ABC, abstractmethod
@@ -36,22 +36,18 @@ class Training:
         steps_per_epoch: The number of steps of an epoch that trains all samples; 0 if each rank has
             less than one batch and ``drop_last`` leaves it out.
         seed: The seed of the run, for random choices that span epochs.
-        labels: The label of each sample, integers, shape (N,), negative where it is not known; None
-            if the labels are not known.
     """
 
     num_samples: int
     samples_per_step: int = 1
     steps_per_epoch: int = 0
     seed: int = 0
-    labels: npt.NDArray[np.integer] | None = None
 
 
 class Policy(ABC):
     """A method of choosing the samples of each epoch.
 
-    A ``Pruner`` works on its own copy, so one policy object may be given to several pruners. All
-    ranks learn the same, because a policy receives what all of them recorded.
+    All ranks learn the same, because a policy receives what all of them recorded.
 
     Args:
         epochs: Number of training epochs. A subclass may override the property ``epochs`` instead.
@@ -145,17 +141,13 @@ class Policy(ABC):
     def suspicion(self) -> torch.Tensor | None:
         """Return how strongly the policy suspects each sample of a wrong label.
 
-        Returns:
-            One value per sample, larger for more suspicious ones; float32, shape (N,), a copy; NaN
-            if nothing is known. None if the policy suspects no samples.
+        float32, shape (N,), a copy, larger for more suspicious samples; NaN if nothing is known of
+        one. None if the policy suspects no samples.
         """
         return None
 
     def num_suspects(self) -> int | None:
-        """Return how many samples the policy would skip now as the most suspicious ones.
-
-        None if the policy names no suspects.
-        """
+        """Return how many samples the policy would skip now as suspects; None if it names none."""
         return None
 
     @property
@@ -167,10 +159,7 @@ class Policy(ABC):
 
     @property
     def without_rates(self) -> str | None:
-        """What the policy assumes because it was given no learning rates, for a warning.
-
-        None if it uses no rates or was given them.
-        """
+        """What the policy assumes without learning rates, for a warning; None if it needs none."""
         return None
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
@@ -183,14 +172,11 @@ class Policy(ABC):
             f"expected a policy that uses learning rates, got {self.name!r}, which uses none"
         )
 
-    @property
-    def total_steps(self) -> int | None:
-        """Number of optimizer steps of the whole training, if it is fixed although ``lengths`` is
-        None; else None."""
-        return None
-
     def steps_before(self, epoch: int) -> int | None:
-        """Number of optimizer steps of all epochs before ``epoch``, if ``total_steps`` is known."""
+        """Return the number of optimizer steps of all epochs before ``epoch``, for 0 to ``epochs``.
+
+        None if it is not known, or follows from ``lengths``.
+        """
         return None
 
     # -- state -------------------------------------------------------------------------------------
@@ -205,8 +191,7 @@ class Policy(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned: tensors, numbers, strings, and lists, tuples and dicts of them.
 
-        These are copies of the arrays that ``array_names`` lists, by their names. Those of bools
-        are packed as bits.
+        By default, these are the arrays that ``array_names`` lists, those of bools as bits.
         """
         state = {}
         for name in self.array_names:
@@ -225,21 +210,12 @@ class Policy(ABC):
 
 
 def check_is_policy(policy: object) -> None:
-    """Raise TypeError unless ``policy`` is a ``Policy`` with a name and a number of epochs."""
-    if not isinstance(policy, Policy):
-        given = (
-            f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
-        )
-        raise TypeError(f"expected a policy such as Adaptive(epochs), got {given}")
-    if not isinstance(getattr(policy, "name", None), str):
+    """Raise TypeError unless ``policy`` is a ``Policy`` with a name."""
+    if not isinstance(policy, Policy) or not isinstance(getattr(policy, "name", None), str):
+        got = f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
         raise TypeError(
-            f"expected a policy with a name, got {type(policy).__name__}: set its class attribute "
-            f"name to a string"
-        )
-    if getattr(policy, "epochs", None) is None:
-        raise TypeError(
-            f"expected a policy with a number of epochs, got {type(policy).__name__}: call "
-            f"super().__init__(epochs)"
+            f"expected a policy such as Adaptive(epochs) with a name, got {got}: make an object of "
+            f"the class, and set the class attribute name of your own to a string"
         )
 
 

@@ -7,9 +7,9 @@ from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.repb import RePB
 from fineprune.pruning.policies.rs2 import RS2
+from fineprune.pruning.policies.scheduled import RandomPruning
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy

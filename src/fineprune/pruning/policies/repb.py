@@ -26,17 +26,15 @@ class RePB(Policy):
     epochs so far and N the number of those that trained the sample (Cumulative Temporal
     Rescaling). The first epoch trains all samples.
 
-    The weights are at least one: all of them in the second epoch, and their mean is larger later
-    on, which raises the effective learning rate. A sample that was hardly ever trained may have a
-    weight of up to E. ``rescale=False`` turns the weights off.
+    The weights are at least one, and up to E for a sample that was hardly ever trained, which
+    raises the effective learning rate. ``rescale=False`` turns them off.
 
     Readings, where the sources that we know are silent or leave a choice:
 
     - Reading: the probability is chosen anew in each epoch so that a given share is saved exactly;
       in the paper it is fixed, and the number of samples varies. If the kept samples alone are too
       many, random ones of them are trained, and none of the others.
-    - Reading: a window is one batch of all ranks (W = 1 in the paper, where it may also be several
-      batches in a row), since the network does not change at all within it.
+    - Reading: a window is one batch of all ranks (W = 1 in the paper).
     - Reading: a sample that several batches of an epoch contain, as padding does, is kept if its
       loss reached the mean in any of them. A loss that is NaN or infinite did not reach it.
     - Reading: no epochs are annealed, unless ``anneal`` is set. An epoch that trains all samples
@@ -70,11 +68,7 @@ class RePB(Policy):
         self._lengths: list[int] = []
 
     def begin(self, training: Training) -> None:
-        """Allocate two bytes per sample, or more with more than 255 epochs.
-
-        Raises:
-            InputError: The steps are too large for what is to be saved.
-        """
+        """Allocate two bytes per sample; raise InputError if the steps are too large."""
         super().begin(training)
         number = training.num_samples
         self._lengths = even_lengths(self.save, self._shortened, self.epochs, training)

@@ -19,12 +19,8 @@ class RS2(Policy):
 
     Without replacement, each epoch takes the next part of a random order of all samples, and a new
     order begins when it is used up, so all samples are chosen before any is chosen again. No epoch
-    has a sample twice, not even one that spans two orders. With replacement, the subsets of
-    different epochs are independent.
-
-    Nothing is stored: the orders are derived from the seed of the pruner. If a training is resumed
-    with another batch size or number of ranks, and epochs change in length, some samples may be
-    chosen again before all others were.
+    has a sample twice, not even one that spans two orders. The orders are derived from the seed; if
+    a resumed training has epochs of another length, samples may be chosen again earlier.
 
     Args:
         epochs: Number of training epochs.

@@ -1,9 +1,12 @@
-"""ScheduledPolicy: the common part of the policies that follow a ``Schedule``."""
+"""Policies that follow a ``Schedule``: their common part, and the random control."""
 
 from dataclasses import asdict
 from typing import Any, ClassVar
 
+import numpy as np
+
 from fineprune.errors import InputError
+from fineprune.pruning.plan import EpochPlan, random_plan
 from fineprune.pruning.policies.policy import Policy, Training, checked_prune, prune_count
 from fineprune.pruning.schedule import Schedule
 
@@ -24,11 +27,7 @@ class ScheduledPolicy(Policy):
         self.prune = checked_prune(prune)
 
     def begin(self, training: Training) -> None:
-        """Receive the size of the training.
-
-        Raises:
-            InputError: ``prune`` would leave no sample.
-        """
+        """Receive the size of the training; raise InputError if ``prune`` leaves no sample."""
         super().begin(training)
         prune_count(self.prune, training.num_samples)
 
@@ -43,3 +42,26 @@ class ScheduledPolicy(Policy):
     def settings(self) -> dict[str, Any]:
         """Return the schedule and ``prune``, with which a state must agree."""
         return {**super().settings(), "schedule": asdict(self.schedule)}
+
+
+class RandomPruning(ScheduledPolicy):
+    """Skip a new random set of samples in each epoch that the schedule prunes.
+
+    This is the control for fine-pruning: it skips equally many samples in the same epochs, but
+    ignores the losses.
+
+    Args:
+        schedule: The ``Schedule``, which says which epochs prune.
+        prune: The number of samples that a pruning epoch skips: a share in [0, 1), or a whole
+            number below N.
+
+    Raises:
+        InputError: ``prune`` is out of range.
+    """
+
+    name: ClassVar[str] = "random"
+
+    def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Keep ``number`` samples; every set of this size has the same probability."""
+        assert number is not None
+        return random_plan(epoch, number, self._num_samples, rng)
