@@ -169,8 +169,9 @@ def area(name: str, seeds: int) -> float:
         wrong = (case.labels != case.true).numpy()
         ranking = watched(case, seed).ranking()
         scores = ranking.scores.cpu().numpy()
-        found.append(detection(scores, ranking.num_suspects, wrong).roc_area)
-    return float(sum(found) / seeds)
+        area = detection(scores, ranking.num_suspects, wrong).roc_area
+        found.append(float("nan") if area is None else area)
+    return sum(found) / seeds
 
 
 def gain(name: str, seeds: int) -> float:

@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 import fineprune as fp
 from fineprune.errors import InputError
 from fineprune.labels.dataset_attributes import labels_of
+from fineprune.pruning.policies.step_budget import smooth_weights, steps_of_epoch
 from fineprune.pruning.rates import rates_of, relative_rates
 from fineprune.pruning.savings import planned_numbers
-from fineprune.pruning.step_budget import smooth_weights, steps_of_epoch
 from fineprune.pruning.step_counts import BatchShape, StepCounts
 from fineprune.training.recipe import make_recipe
 

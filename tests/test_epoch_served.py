@@ -26,8 +26,8 @@ from fineprune.training.trainer import train
 pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.processes import EventKind, ProcessKind
-from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.distributed.parameter_servers.training import Training
+from fineprune.errors import RayLost
 
 
 def recipe(epochs=4, batch_size=64, run=None, **distributed):

@@ -15,9 +15,9 @@ from fineprune.distributed.parameter_servers.processes import (
     EventKind,
     Process,
     ProcessKind,
+    Started,
     report,
 )
-from fineprune.distributed.parameter_servers.server import Started
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_numbers_of_classes_in_a_list_are_kept(folder, tmp_path, caplog):
     assert set(np.asarray(kept.labels).tolist()) == {2, 7}
     _, y = kept.train.open().batch(torch.arange(80), 0)
     assert set(y.tolist()) == {2, 7}
-    assert set(torch.cat([y for _, y in kept.evaluation]).tolist()) <= {2, 7}
+    assert set(torch.cat([y for _, (_, y) in kept.evaluation]).tolist()) <= {2, 7}
     with caplog.at_level(logging.WARNING):
         counted = load_data(recipe(data))
     assert set(np.asarray(counted.labels).tolist()) == {0, 1}

@@ -134,7 +134,7 @@ def test_a_run_on_other_samples_or_labels_is_refused_at_the_start(first, tmp_pat
 
 def test_labels_that_the_data_hide_are_not_compared(first):
     data = load_data(resolved(recipe()))
-    shown, known = data.training_set(), data.digests["data"]
+    shown, known = data.training_set(), data.digests["data"] or ""
     hidden = replace(shown, labels=np.full_like(shown.labels, UNKNOWN))
     assert without_suspects(first, hidden, known).tolist() == kept_by(first)
     moved = replace(shown, index=shown.index + 1, labels=np.append(shown.labels, 0))

@@ -11,8 +11,8 @@ from torch.optim import lr_scheduler as schedulers
 
 import fineprune as fp
 from fineprune.errors import InputError
+from fineprune.pruning.policies.step_budget import rates_along_steps
 from fineprune.pruning.rates import rates_of
-from fineprune.pruning.step_budget import rates_along_steps
 
 EPOCHS, N, BATCH = 10, 400, 10
 

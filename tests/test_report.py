@@ -500,8 +500,8 @@ def test_what_differs_between_compared_runs_is_said(runs):
     slowed = [
         {**line, "seconds": line["seconds"] * (1 + line["epoch"] % 2)} for line in runs[0].metrics
     ]
-    (said,) = cautions([dataclasses.replace(runs[0], metrics=slowed), *runs[1:]])
-    assert "the time of an epoch differ up to 2." in said
+    (one,) = cautions([dataclasses.replace(runs[0], metrics=slowed), *runs[1:]])
+    assert "the time of an epoch differ up to 2." in one
     other = dataclasses.replace(runs[0].summary.hardware, cpu="Other CPU")
     changed = with_summary(runs[0], ranks=2, precision="bfloat16", hardware=other, versions={})
     said = cautions([changed, *runs[1:]])

@@ -231,7 +231,8 @@ def test_runs_with_several_seeds_are_one_row(made_runs):
     # The loss falls from 2 to 0.5 and 0.7 between 11 and 15 s.
     between = (1 / 1.5 + 1 / 1.3) / 2
     assert row.epochs_to_target == pytest.approx(2 + between)
-    assert (row.seconds_to_target, row.updates) == (pytest.approx(11 + 4 * between), 30)
+    assert row.seconds_to_target == pytest.approx(11 + 4 * between)
+    assert row.updates == 30
     assert row.staleness == (24, 6)
     assert row.phases == {"compute": 0.1}
     assert ("55.00 ± 7.07 (n = 2)") in [line[1] for line in table_lines([row])]
@@ -262,14 +263,13 @@ def test_the_time_to_a_loss_counts_epochs_on_all_data_only(made_runs):
     # The default target is the loss that all runs reach. The loss 0.5 is that of a pruned epoch.
     assert one.target_loss == 0.9
     # Between two epochs, it is interpolated.
-    assert (one.epochs_to_target, one.seconds_to_target) == (
-        pytest.approx(3.2),
-        pytest.approx(17.8),
-    )
+    assert one.epochs_to_target == pytest.approx(3.2)
+    assert one.seconds_to_target == pytest.approx(17.8)
     assert reduced.epochs_to_target == pytest.approx(3.5)
     assert reduced.seconds_to_target == pytest.approx(14)
     assert (served.epochs_to_target, served.seconds_to_target) == (4, 17.5)
-    assert (served.samples_to_target, served.speedup_to_target) == (400, pytest.approx(17.8 / 17.5))
+    assert served.samples_to_target == 400
+    assert served.speedup_to_target == pytest.approx(17.8 / 17.5)
     expected = [(1, 100, 9, 3), (3, 300, 13.5, 2), (4, 400, 17.5, 0.9)]
     assert loss_curve(made_runs[2].run) == expected
     *_, served = scale_rows(made_runs, target_loss=0.6)
@@ -295,8 +295,8 @@ def paper_rows():
     rows = []
     for text, images in table.items():
         of = configuration(text)
-        own = {"strategy": of.strategy, "workers": of.workers, "nodes": of.nodes}
-        rows.append(dataclasses.replace(made, configuration=text, **own, per_node=of.group,
+        rows.append(dataclasses.replace(made, configuration=text, strategy=of.strategy,
+                                        workers=of.workers, nodes=of.nodes, per_node=of.group,
                                         throughput=images, speedup=images / 33.0))  # fmt: skip
     return rows
 

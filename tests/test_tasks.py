@@ -86,7 +86,7 @@ ONES = torch.ones(2, 3)
         (lambda: fp.reduce_tokens(ONES.flatten(), ONES.bool()), r"losses.view_as\(mask\)"),
         (lambda: fp.reduce_tokens(ONES[0], ONES[0].bool()), r"shape \(B, tokens\), got \(3,\)"),
         (lambda: fp.reduce_pixels(ONES, ONES[:1], -100), "losses and target"),
-        (lambda: fp.reduce_pixels(ONES.mean(), ONES.mean()), "use reduction='none'"),
+        (lambda: fp.reduce_pixels(ONES.mean(), ONES.mean(), -100), "use reduction='none'"),
     ],
 )
 def test_losses_of_a_wrong_shape_are_refused(call, message):

@@ -42,6 +42,16 @@ class RunError(RuntimeError):
     """
 
 
+class RayLost(RunError):
+    """Ray's own processes have ended or hang, so that no process can be started or replaced."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]}: Ray cannot start or replace processes without it; continue with "
+            f"--resume"
+        )
+
+
 class TrainingDiverged(RunError):
     """The mean loss of an epoch is not finite, so the weights are no longer usable."""
 

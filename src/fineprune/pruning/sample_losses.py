@@ -43,9 +43,7 @@ def reduce_tokens(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return counted.sum(1) / mask.flatten(1).sum(1).clamp(min=1)
 
 
-def reduce_pixels(
-    losses: torch.Tensor, target: torch.Tensor, ignore_index: int
-) -> torch.Tensor:
+def reduce_pixels(losses: torch.Tensor, target: torch.Tensor, ignore_index: int) -> torch.Tensor:
     """Return the mean loss of the pixels of each sample, without ignored ones (segmentation).
 
     ``F.cross_entropy(..., ignore_index=255, reduction="none")`` sets the losses of ignored pixels
@@ -54,8 +52,8 @@ def reduce_pixels(
     Args:
         losses: One loss per pixel, floating point, shape (B, height, width) or (B, ...).
         target: The class of each pixel, integers, the shape of ``losses``.
-        ignore_index: The class whose pixels the loss left out, as given to ``F.cross_entropy`` (-100
-            by default there). With another one, their zeros would count.
+        ignore_index: The class whose pixels the loss left out, in ``F.cross_entropy`` -100 by
+            default. With another one here, their zeros would count.
 
     Returns:
         float32 (float64 if the losses are), shape (B,). A sample in which all pixels are ignored

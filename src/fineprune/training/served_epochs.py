@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from fineprune.distributed.parameter_servers.epoch import Epoch
-from fineprune.distributed.parameter_servers.start import RayLost, parameter_servers
-from fineprune.errors import check_installed
+from fineprune.distributed.parameter_servers.start import parameter_servers
+from fineprune.errors import RayLost, check_installed
 from fineprune.launcher import check_not_launched
 from fineprune.training.epoch_totals import EpochTotals
 from fineprune.training.learning_rate import rate_at

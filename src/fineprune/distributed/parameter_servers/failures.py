@@ -7,8 +7,7 @@ from typing import ParamSpec, TypeVar
 
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
 
-from fineprune.distributed.parameter_servers.start import RayLost
-from fineprune.errors import InputError, RunError, first_line, lack_of
+from fineprune.errors import InputError, RayLost, RunError, first_line, lack_of
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")

@@ -21,8 +21,7 @@ from typing import Any
 import ray
 import ray._private.worker as ray_worker
 
-from fineprune.distributed.parameter_servers.start import RayLost
-from fineprune.errors import InputError, RunError
+from fineprune.errors import InputError, RayLost, RunError
 
 _LOCAL, _LOOPBACK = "local", "127.0.0.1"
 # Ray creates Unix sockets in its folder, whose names have up to 66 characters. On Linux, the path

@@ -9,22 +9,12 @@ from torch import nn
 
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout
 from fineprune.distributed.strategy import Strategy
-from fineprune.errors import InputError, RunError
+from fineprune.errors import InputError
 
 if TYPE_CHECKING:
     from fineprune.distributed.parameter_servers.server import MakeOptimizer
     from fineprune.distributed.parameter_servers.training import Training
     from fineprune.distributed.parameter_servers.worker import Build
-
-
-class RayLost(RunError):
-    """Ray's own processes have ended or hang, so that no process can be started or replaced."""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.args[0]}: Ray cannot start or replace processes without it; continue with "
-            f"--resume"
-        )
 
 
 @contextlib.contextmanager

@@ -46,11 +46,10 @@ from fineprune.distributed.parameter_servers.server import (
     loaded,
     state_of,
 )
-from fineprune.distributed.parameter_servers.start import RayLost
 from fineprune.distributed.parameter_servers.update_rule import Gradient, UpdateRule
 from fineprune.distributed.parameter_servers.worker import Array, Arrays, Build, Worker
 from fineprune.distributed.strategy import Strategy
-from fineprune.errors import RunError
+from fineprune.errors import RayLost, RunError
 
 # The interval at which the driver looks for what Ray does not report, in seconds.
 _LOOK_SECONDS = 0.5

@@ -13,8 +13,8 @@ from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import keep_least_counted
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.policies.policy import Losses, Marks, Policy, Training
+from fineprune.pruning.policies.step_budget import StepBudget
 from fineprune.pruning.rates import Rates
-from fineprune.pruning.step_budget import StepBudget
 
 
 class Adaptive(Policy):
