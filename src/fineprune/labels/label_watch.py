@@ -184,25 +184,6 @@ class LabelWatch(Untraced):
         self._evidence.flush()
         return rank(self._evidence) if self._evidence.visits.any() else None
 
-    def so_far(self, most: int, names: Names | None) -> tuple[list[int], list[str]]:
-        """Return the first suspects and the ``facts`` in the middle of a training.
-
-        Both are empty if nothing finite was recorded, or the ranks have not merged. The evidence is
-        not changed.
-
-        Args:
-            most: The largest number of suspects.
-            names: As for ``facts``.
-        """
-        evidence = copy.deepcopy(self._evidence)
-        evidence.flush()
-        if not self.is_complete or not evidence.visits.any():
-            return [], []
-        ranking = rank(evidence)
-        indices, scores, _ = ranking.suspects()
-        known = indices[scores > -torch.inf]
-        return known[:most].tolist(), facts_of(ranking, self._class_names(names))
-
     def without_suspects(self) -> list[int]:
         """Return the samples that are no suspects, for a second training without the others::
 
