@@ -229,7 +229,7 @@ def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(
     saved = load_checkpoint(folder / "checkpoint.pt")
     assert len(saved["random"]) == 2
     assert saved["pruner"]["epoch"] == len(read_metrics(folder / "metrics.jsonl"))
-    assert saved["epoch_so_far"]["samples"] == 2 * 32 * saved["epoch_so_far"]["batches"]
+    assert sum(saved["epoch_so_far"]["part_samples"]) == 2 * 32 * saved["epoch_so_far"]["batches"]
 
 
 def test_signals_end_a_process_that_waits_for_other_ranks(tmp_path, monkeypatch):
@@ -289,7 +289,7 @@ def test_accumulation_begins_anew_with_another_number_of_ranks(torchrun, tmp_pat
     train_until(
         checkpoint_number(5, inside=True), make_recipe(RECIPE, changes), folder, monkeypatch
     )
-    assert load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["samples"] == 192
+    assert sum(load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["part_samples"]) == 192
     done = torchrun(folder, 2, *changes, resume=True)
     assert done.returncode == 0, done.stderr
     metrics = read_metrics(folder / "metrics.jsonl")
@@ -306,7 +306,7 @@ def test_no_sample_of_a_checkpoint_is_lost_on_three_ranks(torchrun, tmp_path, mo
     folder = tmp_path / "run"
     recipe = make_recipe(RECIPE, ["run.checkpoint_steps=1"])
     train_until(checkpoint_number(8, inside=True), recipe, folder, monkeypatch)
-    assert load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["samples"] == 64
+    assert sum(load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["part_samples"]) == 64
     done = torchrun(folder, 3, resume=True)
     assert done.returncode == 0, done.stderr
     metrics = read_metrics(folder / "metrics.jsonl")

@@ -90,6 +90,7 @@ def test_the_page_shows_every_verb():
         "inspect",
         "scale",
         "slurm",
+        "paper",
         "recipes",
     }
 

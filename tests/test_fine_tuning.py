@@ -105,7 +105,7 @@ def test_prefixes_consist_of_whole_parts_of_names():
         ('network.freeze=[""]', "network.freeze .* got ''"),
         (
             'network.freeze=["conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"]',
-            "leave parameters to train, got .*, which cover all 62 of them",
+            "parameters to train, got none with network.freeze = .*: leave some of them unfrozen",
         ),
         ("network.freeze=layer1", "expected network.freeze to be a list, got 'layer1'"),
         ("training.lr_scale={head = 10}", "training.lr_scale .* got 'head': did you mean"),

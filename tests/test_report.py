@@ -360,7 +360,7 @@ def test_the_samples_of_figure_2_are_those_whose_last_losses_differ_most(runs):
     drawing = draw_sample_losses(one_group(runs))
     assert "two runs of full" in drawing.caption
     folders = [run.path / "history" for run in runs if run.summary.arm == "full"][:2]
-    first, second = (np.load(max(folder.glob("*.npy")))["loss"].astype(float) for folder in folders)
+    first, second = (np.load(max(folder.glob("epoch-*.npy"))).astype(float) for folder in folders)
     compared = np.linspace(0, len(first) - 1, 64).round().astype(int)
     by_difference = sorted(compared, key=lambda index: -abs(first[index] - second[index]))
     assert shown_samples(drawing) == {f"sample {index}" for index in by_difference[:4]}

@@ -250,7 +250,7 @@ def ranks(rank, folder):
         group = [dist.new_group([one]) for one in range(WORLD)][rank]
         alone = pruner_of(fp.FullData(3), process_group=group)
         own = torch.arange(3 * rank, 3 * rank + 3)
-        alone.record(own, torch.ones(3), torch.zeros(3, CLASSES), torch.zeros(3).long())
+        alone.record(own, torch.ones(3), torch.zeros(3, CLASSES), data().tensors[1][own])
         copied = copy.deepcopy(alone)
         copied.synchronize()
         assert copied.watch.ranking().labels.ge(0).nonzero().flatten().equal(own)
