@@ -143,6 +143,20 @@ def test_metrics_behind_the_checkpoint_may_be_damaged(unfinished):
     assert epochs == list(range(4))
 
 
+def test_metrics_without_their_checkpoint_are_refused(unfinished):
+    (unfinished / "checkpoint.pt").unlink()
+    with pytest.raises(InputError, match="which holds the metrics of 2 epochs, found none"):
+        train(small(), unfinished, resume=True)
+
+
+def test_a_recipe_that_was_edited_in_the_folder_is_refused(unfinished):
+    file = unfinished / "recipe.toml"
+    text = file.read_text()
+    file.write_text(text.replace("momentum = 0.9", "momentum = 0.0"))
+    with pytest.raises(InputError, match=r"got one of another recipe \(training.momentum = 0.9"):
+        train(small("training.momentum=0.0"), unfinished, resume=True)
+
+
 def test_a_checkpoint_without_its_recipe_is_refused(unfinished):
     (unfinished / "recipe.toml").unlink()
     with pytest.raises(InputError, match=r"expected recipe.toml in"):

@@ -124,6 +124,12 @@ class Group:
         return self.runs[0].summary
 
     @property
+    def own_labels(self) -> bool:
+        """Whether all samples are trained with the labels of the data set, as far as is known."""
+        data = self.runs[0].recipe.get("data", {})
+        return not any(data.get(name) for name in ("label_noise", "labels", "without"))
+
+    @property
     def arms(self) -> list[str]:
         """The arms, in the order of the table."""
         return list(dict.fromkeys(run.summary.arm for run in self.runs))
@@ -283,7 +289,7 @@ class Formulas:
         step: T, the seconds of a step: the median over the epochs of full training.
         steps, steps_full: The number of steps of the run (formula 5 with fewer batches in pruned
             epochs) and of full training.
-        overhead: The sum of t0 over the pruned epochs: the run's own bookkeeping, in seconds.
+        overhead: The run's own bookkeeping, in seconds, which is that of all its epochs.
     """
 
     step: float

@@ -107,8 +107,14 @@ def recipe_one(network: str, changes: Sequence[str], *, full: bool) -> Recipe:
     If the epochs differ from the recipe's, milestones and windows change in proportion.
     """
     file = Path(f"paper/{network}")
+    whole = read_recipe(file, changes)
+    if whole.network.name not in NETWORKS or "window" not in whole.pruning.arguments:
+        raise InputError(
+            f"expected one of the paper's networks with fine-pruning, got {whole.network.name!r} "
+            f"with {whole.pruning.policy!r}: leave out network.name and pruning.policy"
+        )
     if full:
-        return read_recipe(file, changes)
+        return whole
     of_epochs = [change for change in changes if change.startswith("training.epochs=")]
     others = [change for change in changes if change not in of_epochs]
     whole = read_recipe(file, others)
@@ -120,7 +126,12 @@ def recipe_one(network: str, changes: Sequence[str], *, full: bool) -> Recipe:
     any_epochs = [f"training.epochs={size.epochs}", *of_epochs, "training.milestones=[]"]
     epochs = read_recipe(file, any_epochs).training.epochs
     window = max(2, round(recipe.pruning.arguments["window"] * epochs / recipe.training.epochs))
-    return with_epochs(recipe, epochs).replaced("pruning", window=window, start=window // 2)
+    scaled = {"window": window, "start": window // 2}
+    given = [change.partition("=")[0] for change in changes]
+    for name in scaled:
+        if f"pruning.{name}" in given:
+            scaled[name] = recipe.pruning.arguments[name]
+    return with_epochs(recipe, epochs).replaced("pruning", **scaled)
 
 
 def paper_two(

@@ -114,7 +114,7 @@ def row_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "network": first.network,
             "dataset": first.dataset,
             "train_samples": first.train_samples,
-            "wrong_labels": first.suspicion is not None,
+            "wrong_labels": any(run.summary.suspicion is not None for run in row.group.runs),
             "evaluated_on": first.evaluated_on,
         }
         for field in dataclasses.fields(row)[1:]:

@@ -100,8 +100,7 @@ def paper_result(group: Group) -> PaperResult | None:
         CIFAR-10 with their own labels, evaluated on the test set.
     """
     first = group.first
-    own = first.suspicion is None and first.labels_sha256 is None
-    if first.dataset != "cifar10" or first.evaluated_on != "test" or not own:
+    if first.dataset != "cifar10" or first.evaluated_on != "test" or not group.own_labels:
         return None
     return RESULTS.get(first.network)
 

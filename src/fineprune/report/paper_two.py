@@ -27,6 +27,8 @@ from fineprune.runs.files import RECIPE
 
 # The nodes and speedups of the paper's Figure 2b, from its Table 2.
 _FIGURE_2B = ((1, 1.0), (2, 1.58), (4, 3.09), (8, 6.52))
+# Its speedups by nodes and shared servers.
+_BY_SERVERS = {(2, 1): 1.58, (4, 1): 2.35, (4, 3): 3.09, (8, 7): 6.52}
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,20 @@ def _claims(rows: Sequence[ScaleRow], made: Sequence[Forecast]) -> Iterator[Clai
         )
     mixed = [row for row in rows if row.strategy == "mixed" and row.configuration in across]
     for row in mixed:
-        theirs = dict(_FIGURE_2B).get(row.nodes)
+        theirs = _BY_SERVERS.get((row.nodes, row.servers))
         yield Claim(
             f"Speedup of {row.configuration} on {row.nodes} nodes (Figure 2b)",
             decimal(theirs, 2),
             decimal(across[row.configuration], 2),
             _yes(across[row.configuration] > 1),
         )
-    if len(mixed) > 1:
-        few, many = mixed[0], mixed[-1]
+    pairs = [
+        (few, many)
+        for few in mixed
+        for many in mixed
+        if few.workers == many.workers and few.nodes == many.nodes and few.servers < many.servers
+    ]
+    for few, many in pairs[:1]:
         gain = many.throughput / few.throughput - 1
         yield Claim(
             f"{many.servers} servers instead of {few.servers}: throughput, % (Figure 1)",
@@ -140,7 +147,7 @@ def _claims(rows: Sequence[ScaleRow], made: Sequence[Forecast]) -> Iterator[Clai
         assert row.speedup is not None
         yield Claim(
             f"{row.configuration}: the speedup to a loss is below that of the throughput (Table 3)",
-            "1.69 below 1.58 to 4.73 below 6.52",
+            "4.73 below 6.52 on 8 nodes; 1.69 above 1.58 on 2",
             f"{decimal(row.speedup_to_target, 2)} and {decimal(row.speedup, 2)}",
             _yes((row.speedup_to_target or 0) < row.speedup),
         )

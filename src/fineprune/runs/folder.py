@@ -1,8 +1,8 @@
 """RunFolder: the files that a run writes while it trains.
 
 The folder holds ``recipe.toml`` (complete, as run), ``metrics.jsonl`` (one line per epoch),
-``counts/*.npy`` (the counts of each window), ``history/*.npy`` (the loss and the prediction of each
-sample in each epoch, the labels and the evidence on them), ``checkpoint.pt`` and, when the run is
+``counts/*.npy`` (the counts of each window), ``history/*.npy`` (the loss of each sample in
+each epoch, the labels and the evidence on them), ``checkpoint.pt`` and, when the run is
 finished, ``summary.json``. Only the process that holds the folder's lock (``runs.lock``) may write
 to it.
 """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fineprune.errors import InputError, explaining
-from fineprune.runs.files import COMPARISON, RECIPE, SCALING
+from fineprune.runs.files import CHECKPOINT, COMPARISON, RECIPE, SCALING, whole_lines
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.run import read_run
 from fineprune.runs.summary import Summary
@@ -18,7 +18,7 @@ from fineprune.training.data import load_data
 from fineprune.training.recipe import Recipe, differences, read_written_recipe
 from fineprune.writing import replacing
 
-_VERSION = 4
+_VERSION = 5
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -43,6 +43,22 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         )
     checkpoint: dict[str, Any] = state
     return checkpoint
+
+
+def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
+    """Read the checkpoint of a run, which must be one of this recipe."""
+    saved = load_checkpoint(folder.checkpoint)
+    _check_unchanged(folder, differences(saved["recipe"], recipe.method()))
+    return saved
+
+
+def _check_unchanged(folder: RunFolder, changed: list[str]) -> None:
+    if changed:
+        raise InputError(
+            f"expected a checkpoint of this recipe in {folder.path}, got one of another recipe "
+            f"({'; '.join(changed)}): resume with the settings in its {RECIPE}, or train into a "
+            f"new folder"
+        )
 
 
 def recipe_of(folder: RunFolder) -> Recipe | None:
@@ -89,13 +105,15 @@ def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary
         {"run": {name: getattr(made.run, name) for name in names}} for made in (previous, recipe)
     ]
     changed += differences(*own)
-    if changed:
-        raise InputError(
-            f"expected a checkpoint of this recipe in {folder.path}, got one of another recipe "
-            f"({'; '.join(changed)}): resume with the settings in its {RECIPE}, or train into a "
-            f"new folder"
-        )
+    _check_unchanged(folder, changed)
     if not folder.summary.exists():
+        # Before its first checkpoint, a run writes at most so many lines of metrics.
+        epochs = 0 if folder.checkpoint.exists() else len(whole_lines(folder.metrics))
+        if epochs > previous.run.checkpoint_every:
+            raise InputError(
+                f"expected {CHECKPOINT} in {folder.path}, which holds the metrics of {epochs} "
+                f"epochs, found none: restore the file, or train into a new folder"
+            )
         return None
     finished = read_run(folder.path).summary
     if recipe.data.labels or recipe.data.without or finished.left_out_sha256:

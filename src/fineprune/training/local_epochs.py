@@ -25,8 +25,6 @@ from fineprune.training.stop import StopRequest
 if TYPE_CHECKING:
     from fineprune.training.trainer import Trainer
 
-Save = Callable[[EpochTotals], None]
-
 
 class LocalEpochs:
     """Trains the batches of an epoch on this rank's replica of the network.

@@ -51,6 +51,6 @@ class SampleHistory:
             return
         indices, losses = zip(*self._waiting, strict=True)
         index = torch.cat(indices).to(self._losses.device, non_blocking=True)
-        half = torch.cat(losses).half()
+        half = torch.cat(losses).to(self._losses.device, non_blocking=True).half()
         self._losses[index] = torch.where(half.isfinite(), half, torch.inf)
         self._waiting = []

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from fineprune.training.trainer import Trainer
 
 
-Save = Callable[[EpochTotals], None]
-
-
 class ServedEpochs:
     """Trains the batches of an epoch on workers and parameter servers.
 

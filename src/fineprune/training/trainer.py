@@ -25,11 +25,11 @@ from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.files import append_metrics, epoch_file, write_array
 from fineprune.runs.folder import RunFolder
-from fineprune.runs.lock import only_writer
+from fineprune.runs.lock import check_locked, only_writer
 from fineprune.runs.summary import Summary, write_summary
 from fineprune.training.checkpoint import (
+    checkpoint_of,
     finished_summary,
-    load_checkpoint,
     recipe_of,
     save_checkpoint,
 )
@@ -105,7 +105,7 @@ def train(
         if finished is not None:
             return finished
         with stop.at_once("before the first epoch"):  # Loading data may take minutes.
-            saved = load_checkpoint(files.checkpoint) if begun else None
+            saved = checkpoint_of(files, recipe) if begun else None
             trainer = Trainer(recipe, files, ranks, saved)
         with trainer.epochs.running(stop):
             trainer.train(stop, saved, on_epoch)
@@ -222,6 +222,7 @@ class Trainer:
         saved = self.state_dict(totals)
         if self.ranks.main:
             saved["metrics"] = {"epochs": self.pruner.plan.epoch + (0 if totals else 1)}
+            check_locked(self.files.path)
             save_checkpoint(self.files.checkpoint, saved)
         if totals is not None:
             totals.started = time.perf_counter()  # Writing is not part of the training.
@@ -235,6 +236,7 @@ class Trainer:
             self.pruner.synchronize()
         so_far = None if totals is None else totals.state_dict(self.ranks)
         saved = {
+            "recipe": self.recipe.method(),
             "digests": self.digests,
             "model": self.model.state_dict(),
             "pruner": self.pruner.state_dict(),
@@ -287,7 +289,8 @@ class Trainer:
         # Otherwise, the last steps would count as bookkeeping.
         wait_for(torch.device(recipe.run.device))
         if pruner.watch is not None and (self.data.wrong is not None or self._is_last(epoch)):
-            pruner.synchronize()
+            with totals.bookkeeping():
+                pruner.synchronize()
         loss, losses = totals.mean_losses(ranks)
         if loss is not None and not math.isfinite(loss):
             data = recipe.data
@@ -296,7 +299,8 @@ class Trainer:
                 f"the mean loss of epoch {epoch + 1} is {loss}: the training diverged, so try a "
                 f"smaller training.lr than {recipe.training.lr:g}{own}"
             )
-        seen = None if totals.history is None else totals.history.merged(ranks)
+        with totals.bookkeeping():
+            seen = None if totals.history is None else totals.history.merged(ranks)
         policy, counts = pruner.policy, None
         if isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch):
             counts = pruner.counts  # Those of the window that ends, which the policy clears next.
@@ -308,6 +312,7 @@ class Trainer:
         metrics["losses"] = losses
         with ranks.wait_for_main(f"epoch {epoch}"):
             if ranks.main:
+                check_locked(files.path)
                 if counts is None and self._is_last(epoch):
                     counts = pruner.counts
                 if counts is not None:

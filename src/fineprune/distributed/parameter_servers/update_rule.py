@@ -1,6 +1,6 @@
 """When gradients make an update: the one rule of all strategies. It knows neither Ray nor clocks.
 
-The driver of real servers, simulated workers and the planner use it (Campos et al., ICCS 2017,
+The driver of real servers and simulated workers use it (Campos et al., ICCS 2017,
 section 5; backup workers: Chen et al., 2016). *Staleness* is the number of updates between the
 read of the parameters and the update with the gradient.
 """
