@@ -42,6 +42,11 @@ def test_without_cifar_10_the_digits_are_trained_with_the_papers_schedule():
     short = recipe_one("resnet18", ["training.epochs=20", "data.train_size=512"], full=False)
     assert (short.training.milestones, short.data.train_size) == ((6, 12, 16), 512)
     assert (short.schedule().window, short.schedule().start) == (6, 3)
+    own = recipe_one("lenet", ["pruning.start=0", "pruning.window=20"], full=False).schedule()
+    assert (own.window, own.start) == (20, 0)
+    for change in ("pruning.policy=adaptive", "network.name=resnet9"):
+        with pytest.raises(InputError, match="one of the paper's networks with fine-pruning"):
+            recipe_one("lenet", [change], full=False)
 
 
 def test_cifar_10_is_trained_if_it_is_there(no_data):

@@ -153,7 +153,7 @@ def test_a_recipe_that_was_edited_in_the_folder_is_refused(unfinished):
     file = unfinished / "recipe.toml"
     text = file.read_text()
     file.write_text(text.replace("momentum = 0.9", "momentum = 0.0"))
-    with pytest.raises(InputError, match=r"got one of another recipe \(training.momentum = 0.9"):
+    with pytest.raises(InputError, match=r"got one of another recipe \(training.momentum is 0.9"):
         train(small("training.momentum=0.0"), unfinished, resume=True)
 
 

@@ -99,7 +99,8 @@ def inspect(
         )
     if labels is not None:
         typer.echo(f"labels: {labels}, with {told['accepted']:,} suggestions accepted")
-        typer.echo(f"train with it: {told['command']}")
+        edit = "" if told["accepted"] else "edit its column label, and "
+        typer.echo(f"{edit}train with it: {told['command']}")
     typer.echo(f"page: {out}")
 
 

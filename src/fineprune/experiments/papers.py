@@ -107,17 +107,16 @@ def recipe_one(network: str, changes: Sequence[str], *, full: bool) -> Recipe:
     If the epochs differ from the recipe's, milestones and windows change in proportion.
     """
     file = Path(f"paper/{network}")
-    whole = read_recipe(file, changes)
+    of_epochs = [change for change in changes if change.startswith("training.epochs=")]
+    others = [change for change in changes if change not in of_epochs]
+    whole = read_recipe(file, others)
     if whole.network.name not in NETWORKS or "window" not in whole.pruning.arguments:
         raise InputError(
             f"expected one of the paper's networks with fine-pruning, got {whole.network.name!r} "
             f"with {whole.pruning.policy!r}: leave out network.name and pruning.policy"
         )
     if full:
-        return whole
-    of_epochs = [change for change in changes if change.startswith("training.epochs=")]
-    others = [change for change in changes if change not in of_epochs]
-    whole = read_recipe(file, others)
+        return read_recipe(file, changes)
     name = "cifar10" if _has_cifar10(whole) else "digits"
     size = _SMALL_ONE[name][network]
     small = [f"data.name={name}", f"data.train_size={size.samples}", f"training.lr={size.lr}"]

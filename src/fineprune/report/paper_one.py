@@ -281,7 +281,7 @@ def _claims(group: Group) -> Iterator[Claim]:
         f"{network}: the overhead is below 1 % of the time",
         percent(paper.overhead_seconds / paper.regular_seconds),
         percent(row.seconds_bookkeeping / full.seconds_train),
-        "yes" if row.seconds_bookkeeping < 0.01 * full.seconds_train else "no",
+        _decided(row.seconds_bookkeeping < 0.01 * full.seconds_train, saved),
     )
     yield Claim(
         f"{network}: as accurate as full training, points",
