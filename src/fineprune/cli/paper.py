@@ -1,6 +1,5 @@
 """``fineprune paper``."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,18 +9,13 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, path_option
 from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
-
-
-class Paper(StrEnum):
-    """The papers."""
-
-    ONE, TWO = "1", "2"
+from fineprune.errors import InputError
 
 
 @exits(to_continue="run the same command again to continue")
 def paper(
     which: Annotated[
-        Paper,
+        str,
         typer.Argument(
             metavar="{1|2}",
             help="1: Data Fine-pruning (Li et al. 2018). 2: Distributed training strategies "
@@ -65,11 +59,13 @@ def paper(
     from fineprune.runs.files import REPORT, json_text
     from fineprune.runs.run import read_runs
 
-    folder = out or Path("runs") / f"paper-{which.value}"
+    if which not in ("1", "2"):
+        raise InputError(f"expected paper 1 or 2, got {which!r}")
+    folder = out or Path("runs") / f"paper-{which}"
     check_folder(folder)
     page, given = folder / REPORT, changes or ()
     with progress() as update:
-        if which is Paper.ONE:
+        if which == "1":
             for comparisons in paper_one(
                 folder, given, full=full, seeds=seeds, jobs=jobs, on_progress=update
             ):

@@ -489,6 +489,9 @@ class Training:
                     self._died(other, cause_of(error))
         elif dead is not None or isinstance(error, OutOfMemoryError):
             self._died(process, cause_of(error))
+        elif own is None and process in self._group_of:
+            # It could not begin, for example because what it begins with was lost.
+            self._died(process, cause_of(error))
         elif process not in self._group_of or self._group_of[process].lease is not None:
             # A gradient or parameters were lost with their node.
             self._roll_back(cause_of(error))
