@@ -17,7 +17,7 @@ def paper(
     which: Annotated[
         str,
         typer.Argument(
-            metavar="{1|2}",
+            metavar="PAPER",
             help="1: Data Fine-pruning (Li et al. 2018). 2: Distributed training strategies "
             "(Campos et al. 2017).",
             show_default=False,
