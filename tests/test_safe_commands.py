@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.datasets.image_list import find_images
+from fineprune.errors import RunError
 from fineprune.runs.run import read_run
 from fineprune.training.recipe import read_recipe
 from fineprune.training.trainer import train
-from fineprune.writing import WriteError
 
 RECIPE = """\
 # Written by hand.
@@ -240,7 +240,7 @@ def test_a_folder_that_is_moved_while_a_run_trains_is_one_line(folder):
         if metrics["epoch"] == 1:
             os.rename(folder / "run", folder / "moved")
 
-    with pytest.raises(WriteError, match=r"cannot write .*run"):
+    with pytest.raises(RunError, match="was renamed, removed or replaced"):
         train(read_recipe(folder / "q.toml"), folder / "run", on_epoch=move)
     assert not (folder / "run").exists()
 
