@@ -517,7 +517,7 @@ def test_without_all_labels_no_table_is_offered(opened, tmp_path):
     watch = fp.LabelWatch(4, 2)
     watch.record(torch.arange(4), torch.eye(2)[[0, 1, 0, 1]] * 4, torch.tensor([0, 1, 1, 0]))
     page = tmp_path / "page.html"
-    page.write_text(review_document(watch.review(samples)), encoding="utf-8")
+    page.write_text(review_document(watch.review(watch.ranking(), samples)), encoding="utf-8")
     opened.goto(page.as_uri())
     assert opened.locator(".card").count() == 2
     assert not opened.get_by_role("button", name="download labels.csv").is_visible()

@@ -85,7 +85,7 @@ class Inspected:
         samples = Samples(names, labels, known.keys, known.index, show)
         several = f"The evidence of {len(self.runs)} runs is added."
         notes = [several, *notes] if len(self.runs) > 1 else notes
-        return self.watch.review(samples, most, notes)
+        return self.watch.review(self.ranking, samples, most, notes)
 
 
 def read_inspected(runs: Sequence[Run]) -> Inspected:

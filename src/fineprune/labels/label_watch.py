@@ -184,6 +184,14 @@ class LabelWatch(Untraced):
         self._evidence.flush()
         return rank(self._evidence) if self._evidence.visits.any() else None
 
+    def labels(self) -> Tensor:
+        """Return the labels of ``ranking`` without ranking, which takes long; on the CPU.
+
+        Raises:
+            InputError: As for ``suspects``.
+        """
+        return self._usable().labels.long().cpu()
+
     def without_suspects(self) -> list[int]:
         """Return the samples that are no suspects, for a second training without the others::
 
@@ -284,24 +292,28 @@ class LabelWatch(Untraced):
         index = np.arange(self.num_samples)
         items = None if dataset is None else DatasetItems(dataset, recorded, show)
         samples = Samples(classes, labels, keys, index, items)
-        with same_random_numbers():  # A page may be written in the middle of a training.
-            section = review_section(self._evidence, ranking, samples, most)
+        section = self.review(ranking, samples, most)
         if items is not None:
             items.warn()
         write_page(Path(path), review_document(section))
 
-    def review(self, samples: Samples, most: int | None = None, notes: Sequence[str] = ()) -> str:
+    def review(
+        self,
+        ranking: Ranking,
+        samples: Samples,
+        most: int | None = None,
+        notes: Sequence[str] = (),
+    ) -> str:
         """Return the section of a page that lists the suspects, as HTML.
 
         Args:
+            ranking: What ``ranking`` returned, since which nothing was recorded.
             samples: What the page knows of the samples besides the evidence.
             most: The largest number of samples to list; None for all suspects up to 500.
             notes: Further sentences above the cards.
-
-        Raises:
-            InputError: As for ``suspects``.
         """
-        return review_section(self._evidence, self.ranking(), samples, most, notes)
+        with same_random_numbers():  # A page may be written in the middle of a training.
+            return review_section(self._evidence, ranking, samples, most, notes)
 
     def _class_names(self, names: Names | None) -> list[str]:
         if names is None:
