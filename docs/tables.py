@@ -9,15 +9,13 @@ and, if the format begins with ±, half the width of its 95 % interval.
 """
 
 import json
-import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from scipy.stats import t as student
+from fineprune.experiments.arm_table import mean_difference
 
 DOCS = Path(__file__).resolve().parent
 _PLACE = re.compile(r"(<!-- table (?P<name>[\w-]+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -56,15 +54,11 @@ def _cell(value: Any, form: str) -> str:
     failed = f"{len(value) - len(seeds)} of {len(value)} failed" if len(seeds) < len(value) else ""
     if not seeds:
         return failed
-    shown = format(np.mean(seeds), form)
-    if interval and len(seeds) > 1:
-        shown += f" ±{format(_half_width(seeds), form.lstrip('+'))}"
+    mean = mean_difference(seeds)
+    shown = format(mean.mean, form)
+    if interval and mean.half_width is not None:
+        shown += f" ±{format(mean.half_width, form.lstrip('+'))}"
     return f"{shown}, {failed}" if failed else shown
-
-
-def _half_width(seeds: Sequence[float]) -> float:
-    error = float(np.std(seeds, ddof=1)) / math.sqrt(len(seeds))
-    return error * float(student.ppf(0.975, len(seeds) - 1))
 
 
 def main() -> int:
