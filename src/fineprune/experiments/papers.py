@@ -125,12 +125,10 @@ def recipe_one(network: str, changes: Sequence[str], *, full: bool) -> Recipe:
     any_epochs = [f"training.epochs={size.epochs}", *of_epochs, "training.milestones=[]"]
     epochs = read_recipe(file, any_epochs).training.epochs
     window = max(2, round(recipe.pruning.arguments["window"] * epochs / recipe.training.epochs))
+    given = {change.partition("=")[0] for change in changes}
     scaled = {"window": window, "start": window // 2}
-    given = [change.partition("=")[0] for change in changes]
-    for name in scaled:
-        if f"pruning.{name}" in given:
-            scaled[name] = recipe.pruning.arguments[name]
-    return with_epochs(recipe, epochs).replaced("pruning", **scaled)
+    unset = {key: value for key, value in scaled.items() if f"pruning.{key}" not in given}
+    return with_epochs(recipe, epochs).replaced("pruning", **unset)
 
 
 def paper_two(
