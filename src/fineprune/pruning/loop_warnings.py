@@ -10,16 +10,13 @@ _MOST_READS = 3
 # How many epochs are broken off before a warning. One may be, such as by an interrupt.
 _BROKEN_OFF = 2
 
-# How many epochs neither read the sampler nor record anything before a warning.
-_SILENT = 3
-
 
 class LoopWarnings:
     """Warns the user, of each mistake once."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()
-        self._broken_off = self._silent = 0
+        self._broken_off = 0
         self._recorded = False
 
     def of_read(self, epoch: Epoch) -> None:
@@ -35,19 +32,18 @@ class LoopWarnings:
     def of_rates(self, policy: Policy) -> None:
         """Warn if the policy needs learning rates and has none."""
         if policy.without_rates:
-            self._once("rates", policy.without_rates, UserWarning)
+            self._once(
+                "rates",
+                f"policy {policy.name!r} was given no learning rates and takes them to be "
+                f"constant, so all epochs are shortened alike: give rates=..., or call "
+                f"pruner.set_rates(scheduler) before the training",
+                UserWarning,
+            )
 
-    def of_epoch(
-        self, epoch: Epoch, policy: Policy, nonfinite: int, *, has_dataset: bool, counts: bool
-    ) -> None:
-        """Warn of what an epoch did that has ended.
+    def of_epoch(self, epoch: Epoch, policy: Policy, nonfinite: int, counts: bool) -> None:
+        """Warn of what an epoch did that has ended, with some losses that were not finite.
 
-        Args:
-            epoch: The epoch.
-            policy: The policy, which may need losses.
-            nonfinite: Number of its losses that were NaN or infinite.
-            has_dataset: Whether the pruner was made of a data set, which the loop should load.
-            counts: Whether the batch size is known, so that it is known when an epoch is complete.
+        ``counts`` says whether the batch size is known, and with it when an epoch is complete.
         """
         if nonfinite:
             warn_user(
@@ -55,9 +51,7 @@ class LoopWarnings:
                 f"out"
             )
         self._recorded |= epoch.batches > 0
-        self._silent += not epoch.batches
-        loads = epoch.reads > 0 or (has_dataset and self._silent == _SILENT)
-        if policy.learns_from_losses and loads and not self._recorded:
+        if policy.learns_from_losses and epoch.reads and not self._recorded:
             self._once(
                 "nothing",
                 f"epoch {epoch.number} recorded no losses, so policy {policy.name!r} learns "

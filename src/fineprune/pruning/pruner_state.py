@@ -6,13 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, shown
 from fineprune.pruning.epoch import Epoch
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.step_counts import BatchShape
-
-# Longer values, such as lists of rates, are shortened in error messages.
-_MOST_SHOWN = 200
 
 # What to do with a state that this version cannot read.
 OF_ANOTHER_VERSION = (
@@ -37,21 +34,19 @@ def unpack_epoch(packed: dict[str, Any], number: int, num_samples: int, shape: B
     """Return the epoch that ``pack_epoch`` packed, in batches of this shape."""
     mask = np.unpackbits(packed["kept"].numpy(), count=num_samples)
     plan = EpochPlan(number, torch.from_numpy(np.flatnonzero(mask)), packed["weights"])
-    check_plan(plan, number, None, num_samples)
-    planned = shape.planned(plan.number)
+    planned = shape.planned(check_plan(plan, number, None, num_samples).number)
     # With another number of ranks or another batch size, ``done`` would not tell this.
     done = max(packed["done"], planned) if packed["complete"] else packed["done"]
-    return Epoch(plan, planned, packed["batches"], done, restored=True)
+    return Epoch(plan, planned, packed["batches"], done)
 
 
 def plain(value: Any, name: str) -> Any:
     """Return a value of which ``torch.load`` with ``weights_only=True`` loads every part.
 
-    Numbers of NumPy become those of Python, tuples become lists, and tensors are on the CPU.
+    NumPy numbers become those of Python, tuples become lists, and tensors are on the CPU.
 
-    Args:
-        value: Tensors, numbers, strings, bytes, None, and lists, tuples and dicts of these.
-        name: What the value is called in the error.
+    Raises:
+        InputError: A part of the value, which is called ``name``, is something else.
     """
     if isinstance(value, np.generic):
         return value.item()
@@ -76,8 +71,8 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
         raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
     if not identity.keys() & packed.keys():
         raise InputError(
-            f"expected a pruner state, got a dict with the keys {_brief(list(packed))}: give "
-            f"what pruner.state_dict() returned"
+            f"expected a pruner state, got a dict with the keys {list(packed)}: give what "
+            f"pruner.state_dict() returned"
         )
     missing = [key for key in (*identity, *keys) if key not in packed]
     if missing:
@@ -89,13 +84,9 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
             name, own, given = found
             remedy = OF_ANOTHER_VERSION if name == "version" else "resume with the settings of then"
             raise InputError(
-                f"expected a pruner state with {name}={_brief(own)}, got {_brief(given)}: {remedy}"
+                f"expected a pruner state with {name}={shown(str(own))}, got "
+                f"{shown(str(given))}: {remedy}"
             )
-
-
-def _brief(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
 
 
 def _difference(name: str, own: Any, given: Any) -> tuple[str, object, object] | None:
