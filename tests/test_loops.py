@@ -214,27 +214,6 @@ def test_accumulation_takes_as_many_steps_as_planned():
     assert steps == pruner.total_steps() == pruner.steps_done
 
 
-def test_early_stopping_leaves_a_state_that_continues(expected):
-    pruner, run = new(), Run()
-    for epoch in pruner.epochs():
-        for index, batch in pruner.loader():
-            run.step(pruner, index, batch)
-        if epoch == 2:
-            break
-    assert pruner.position.epoch == 2
-    plain(pruner, run)  # Somebody has more patience.
-    assert run.seen == expected.seen
-
-
-def test_two_phases_with_two_pruners_do_not_influence_each_other(expected):
-    policy = fp.Adaptive(EPOCHS, save=0.35, rates=RATES)
-    first, run = new(policy), Run()
-    plain(first, run)
-    second, again = new(first.policy), Run()
-    plain(second, again)
-    assert again.seen == expected.seen
-
-
 # --- loops that are wrong ------------------------------------------------------------------------
 
 
@@ -506,18 +485,6 @@ def test_a_copy_made_inside_the_loop_can_load_a_state():
         break
 
 
-def test_a_copy_records_for_itself_inside_a_compiled_step():
-    pruner = new(fp.FinePruning(fp.Schedule(EPOCHS, 3, 3), prune=24))
-    copied = copy.deepcopy(pruner)
-
-    @torch.compile(backend="eager")
-    def step(index, x):
-        return copied.record(index, x.square())
-
-    step(torch.arange(BATCH), torch.randn(BATCH))
-    assert (copied.position.samples, pruner.position.samples) == (BATCH, 0)
-
-
 def numpys(kind: str, value: float) -> Any:
     """Return a number of NumPy, which is none of Python's."""
     return np.dtype(kind).type(value)
@@ -566,26 +533,6 @@ def test_a_policy_whose_state_cannot_be_loaded_is_named():
 
     with pytest.raises(InputError, match=r"\['learned'\]\['seen'\]\['losses'\].* got ndarray"):
         new(Own(3)).state_dict()
-
-
-def test_a_training_that_begins_later_saves_its_share_of_what_is_left():
-    pruner, run = new(), Run()
-    numbers = fp.Adaptive(EPOCHS, save=0.35, rates=RATES)
-    whole = new(numbers)
-    plan = [len(plan) for plan in [[0] * n for n in planned(whole)]]
-    for _ in pruner.epochs(3):
-        for index, batch in pruner.loader():
-            run.step(pruner, index, batch)
-    assert len(run.seen) * BATCH == sum(plan[3:]) < 3 * N
-
-
-def planned(pruner):
-    numbers = []
-    for _ in pruner.epochs():
-        numbers.append(len(pruner.plan.kept))
-        for index, (x, _) in pruner.loader():
-            pruner.observe(index, x.sum(1) * 0)
-    return numbers
 
 
 def test_a_state_saved_at_the_end_of_the_body_continues_with_the_next_epoch():
@@ -674,22 +621,6 @@ def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops):
             if stop is not None:
                 break
         state = pruner.state_dict()
-    assert sorted(trained + gone) == list(range(N))
-
-
-@pytest.mark.parametrize("place", [2, BATCH - 1, N - 1])
-def test_a_loop_that_was_left_goes_on_behind_samples_that_were_left_out(place):
-    pruner = new(fp.FullData(1))
-    gone, collate = unreadable([place], pruner)
-    loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
-    trained: list[int] = []
-    for _ in range(3):
-        for _ in pruner.epochs():
-            for index, _ in itertools.islice(loader, 2 if len(trained) < 4 * BATCH - 2 else None):
-                pruner.record(index, torch.ones(len(index)))
-                trained += index.tolist()
-            if len(trained) < 5 * BATCH:
-                break
     assert sorted(trained + gone) == list(range(N))
 
 

@@ -19,9 +19,6 @@ ROOT = Path(__file__).parents[1]
 N, BATCH = 96, 8
 # Epochs 2, 3, 6 and 7 prune.
 SCHEDULE = fp.Schedule(epochs=8, window=4, start=3, attenuation=1.0)
-PRUNED = [epoch for epoch in range(8) if SCHEDULE.prunes(epoch)]
-
-
 def made(policy=None, data=None, **options):
     policy = policy or fp.FinePruning(SCHEDULE, prune=32)
     data = TensorDataset(torch.arange(N) * 10) if data is None else data
@@ -121,18 +118,6 @@ def test_an_epoch_in_progress_cannot_be_set_to_another_one():
     pruner.start_epoch(5)
     assert pruner.plan.epoch == 5
     assert pruner.position == fp.Position(5, 0, 0)
-
-
-def test_starting_another_epoch_ends_the_one_with_losses():
-    implicit, explicit = made(), made()
-    for pruner in (implicit, explicit):
-        pruner.start_epoch(0)
-        train(pruner, 0, pruner.loader())
-    explicit.end_epoch()
-    for pruner in (implicit, explicit):
-        pruner.start_epoch(1)
-    assert implicit.counts.tolist() == explicit.counts.tolist()
-    assert implicit.counts.sum() > 0
 
 
 @pytest.mark.parametrize("epoch", [-1, 8])
@@ -291,18 +276,6 @@ def test_the_users_collate_function_and_workers_carry_the_index(workers, key):
     assert trained == sum(pruner.step_counts.num_kept(epoch) for epoch in range(3))
 
 
-def test_the_sampler_of_a_loader_begins_the_epochs(undisturbed):
-    """The epochs begin as the loaders of frameworks begin them."""
-    pruner = made()
-    loader = pruner.loader()
-    seen = {}
-    for epoch in range(8):
-        loader.sampler.set_epoch(epoch)
-        seen[epoch] = train(pruner, epoch, loader)
-    pruner.end_epoch()
-    assert (seen, pruner.counts.tolist()) == undisturbed
-
-
 def test_a_loader_takes_the_other_options_and_another_view_of_the_samples():
     views = TensorDataset(torch.arange(N) * 20)
     pruner = made(drop_last=True)
@@ -426,14 +399,6 @@ def test_losses_of_tokens_are_weighted_and_nothing_is_recorded():
     assert torch.equal(pruner.weighted(index, losses), losses * weights[:, None])
     assert torch.equal(pruner.weighted(index.tolist(), losses[:, 0]), losses[:, 0] * weights)
     assert pruner.position == before
-
-
-def test_losses_of_tokens_are_weighted_by_the_index_of_each():
-    pruner = weighted_pruner()
-    index, text = pruner.plan.kept[:4], torch.tensor([0, 0, 1, 2, 2, 2, 3])
-    losses = torch.rand(7)
-    expected = losses * pruner.plan.weights[index][text]
-    assert torch.equal(pruner.weighted(index[text], losses), expected)
 
 
 def test_a_scalar_of_weighted_losses_may_replace_the_returned_one():

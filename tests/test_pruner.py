@@ -489,18 +489,6 @@ def test_the_loaded_epoch_itself_is_continued():
     assert len(second.sampler.order()) == len(second.sampler) - 2 * 16
 
 
-def test_ending_an_earlier_epoch_that_recorded_nothing_keeps_the_loaded_one():
-    first, second = stopped_and_resumed()
-    for epoch in range(5):
-        second.set_epoch(epoch)
-        second.end_epoch()
-    second.set_epoch(5)
-    assert torch.equal(second.plan.kept, first.plan.kept)
-    first.end_epoch()
-    second.end_epoch()
-    assert torch.equal(second.counts, first.counts)
-
-
 def test_break_leaves_the_epoch_open_and_epochs_continues_it():
     whole, broken = made(batch_size=16), made(batch_size=16)
     expected = run(whole)

@@ -305,14 +305,6 @@ def test_set_epoch_of_a_later_epoch_ends_the_one_with_records(following):
     assert implicit.plan.kept.tolist() == explicit.plan.kept.tolist()
 
 
-def test_the_sampler_reads_the_plan_of_the_epoch_it_was_set_to():
-    pruner = fp.Pruner(24, fp.FinePruning(SCHEDULE, 8), batch_size=4)
-    for epoch in range(12):
-        pruner.set_epoch(epoch)
-        assert pruner.sampler.epoch == pruner.plan.epoch == epoch
-        assert sorted(indices(pruner.sampler)) == pruner.plan.kept.tolist()
-
-
 def test_the_sampler_is_a_distributed_sampler_and_sets_the_epoch_itself():
     # Frameworks call set_epoch on samplers of this type only.
     pruner = fp.Pruner(24, fp.FinePruning(SCHEDULE, 8), batch_size=4)

@@ -1,6 +1,5 @@
 """Small promises of ``Pruner`` that the larger tests would not notice if they were broken."""
 
-import itertools
 import pickle
 import re
 from pathlib import Path
@@ -34,38 +33,6 @@ def test_the_state_of_a_loader_names_the_epoch_only_if_the_user_has_not():
     other.sampler.load_state_dict({"epoch": 2, "yielded": 5})
     assert other.sampler.epoch == 1
     assert len(list(other.sampler)) == N
-
-
-def test_a_resumed_epoch_may_have_another_number_of_batches():
-    half = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=4)
-    for _ in half.epochs():
-        for index in torch.tensor(list(half.sampler)).split(4)[:3]:
-            half.record(index, torch.ones(4))
-        break
-    resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=6)
-    resumed.load_state_dict(half.state_dict())
-    epochs = []
-    for epoch in resumed.epochs():  # A warning would be an error here.
-        epochs.append(epoch)
-        for index in torch.tensor(list(resumed.sampler)).split(6):
-            resumed.record(index, torch.ones(len(index)))
-    assert epochs == list(range(EPOCHS))
-
-
-def test_the_length_of_an_ended_epoch_is_known_after_a_resume():
-    """A state saved after its end holds no plan of it."""
-
-    def make() -> fp.Pruner:
-        policy = fp.RandomPruning(fp.Schedule(2, window=2, start=0), 0.5)
-        return fp.Pruner(range(40), policy, batch_size=4)
-
-    pruner = make()
-    for index in pruner.sampler.order().split(4):
-        pruner.record(index, torch.rand(4))
-    pruner.end_epoch()
-    resumed = make()
-    resumed.load_state_dict(pruner.state_dict())
-    assert (resumed.batches(0), resumed.steps(0)) == (pruner.batches(0), pruner.steps(0)) == (5, 5)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -270,26 +237,6 @@ def steps_of_a_training(pruner, most=None):
             batches += 1
             steps += pruner.step_is_due
     return steps
-
-
-@pytest.mark.parametrize("name", ["full", "fine-pruning", "rs2", "adaptive", "infobatch"])
-@pytest.mark.parametrize(("before", "after"), [(8, 12), (12, 8), (8, 24)])
-def test_an_epoch_that_keeps_its_plan_counts_with_the_steps_that_it_takes(name, before, after):
-    """Its plan was rounded to steps of the size before. A scheduler must not end too early."""
-    for samples, ended in itertools.product((500, 1000), range(4)):
-        pruner = fp.Pruner(samples, policy_named(name), batch_size=before)
-        for epoch in pruner.epochs():
-            for index in pruner.sampler.order().split(before):
-                pruner.observe(index, index % 7 + 1.0)
-            if epoch == ended:
-                break  # As a loop that saves at its end.
-        resumed = fp.Pruner(samples, policy_named(name), batch_size=after)
-        resumed.load_state_dict(pruner.state_dict())
-        again = fp.Pruner(samples, policy_named(name), batch_size=after)
-        again.load_state_dict(resumed.state_dict())
-        total, done = resumed.total_steps(), resumed.steps_done
-        assert total == again.total_steps()
-        assert done + steps_of_a_training(resumed) == total == resumed.steps_done
 
 
 def test_a_pruner_can_be_pickled_while_its_loader_is_in_use():

@@ -644,14 +644,6 @@ def test_a_stream_needs_an_index_and_a_pruner_that_fits(pruner, index, options, 
         PrunedStream(made(**pruner), index, read, **options)
 
 
-def test_shards_in_other_folders_and_in_the_order_of_a_dict_number_the_samples_alike():
-    folders = [KeyIndex.of_ids([f"{node}/a.tar", f"{node}/b.tar"], [3, 4]) for node in "xy"]
-    assert folders[0].numbering() == folders[1].numbering()
-    assert KeyIndex.of_ids(["x/b.tar", "x/a.tar"], [3, 4]).numbering() != folders[0].numbering()
-    names: Any = dict.fromkeys(SIZES).keys()
-    assert KeyIndex.scan(names, keys).numbering() == INDEX.numbering()
-
-
 def test_a_training_continues_although_its_shards_have_moved():
     first, moved, other = (
         KeyIndex.scan([f"{folder}/{shard}" for shard in order], lambda name: keys(name[-1]))
