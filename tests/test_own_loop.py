@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 N, BATCH = 96, 8
 # Epochs 2, 3, 6 and 7 prune.
 SCHEDULE = fp.Schedule(epochs=8, window=4, start=3, attenuation=1.0)
+
+
 def made(policy=None, data=None, **options):
     policy = policy or fp.FinePruning(SCHEDULE, prune=32)
     data = TensorDataset(torch.arange(N) * 10) if data is None else data

@@ -1,9 +1,9 @@
 """Pruner: decides which samples each epoch trains on, for a training loop of any kind.
 
-An ``Epoch`` is shown, whose samples the sampler yields. With its first batch, it is open: it has
-losses, and the policy has not learned from them. At its end, the ranks merge what they recorded,
-and the policy learns from it. Other files have what this one puts together: ``epoch`` checks
-indices, ``recorder`` keeps losses, ``sampler`` makes orders, and ``step_counts`` counts steps.
+An ``Epoch`` is shown, whose samples the sampler yields. With its first batch, it is open. At its
+end, the ranks merge what they recorded, and the policy learns from it. Other files have what this
+one puts together: ``epoch`` checks indices, ``recorder`` keeps losses, ``sampler`` makes orders,
+and ``step_counts`` counts steps.
 """
 
 import copy
@@ -72,10 +72,8 @@ class Pruner(Untraced):
             samples is rounded up to whole batches on every rank.
         accumulation: Number of batches per optimizer step; see ``step_is_due``.
         drop_last: Whether the loader drops an incomplete last batch.
-        num_replicas: Number of ranks that share the samples of an epoch; by default, those of the
-            process group.
-        rank: The rank of this process among them, required if ``num_replicas`` is neither 1 nor the
-            size of the group.
+        num_replicas, rank: Number of ranks that share the samples of an epoch, and of this one; by
+            default, those of the process group.
         process_group: The group whose ranks merge their counts; by default, the world.
         sharded_by_loader: Whether a framework, such as Accelerate, itself divides the batches of
             one sampler over the ranks. It requires ``batch_size``, still that of one rank.
@@ -98,8 +96,7 @@ class Pruner(Untraced):
             the policy needs no losses.
 
     Raises:
-        InputError: A value is out of range; rounding to whole batches leaves nothing to skip; or
-            this process does not belong to ``process_group``.
+        InputError: A value is out of range, or rounding to whole batches leaves nothing to skip.
         TypeError: The data set is not map-style, or the policy is not a ``Policy`` with a name.
         RuntimeError: ``WORLD_SIZE`` is above 1, but no process group is initialised.
     """
@@ -184,8 +181,7 @@ class Pruner(Untraced):
     def loader(self, dataset: Any = None, **options: Any) -> DataLoader[Any]:
         """Return a ``DataLoader`` over this pruner's samples, whose batches are ``(index, batch)``.
 
-        With workers, make it before the loop over the epochs, in which they persist. They do not
-        see later changes of the data set, unless you give ``persistent_workers=False``.
+        With workers, make it before the loop over the epochs, in which they persist.
 
         Args:
             dataset: Another data set with the same N samples. By default, that of the pruner.
@@ -197,14 +193,12 @@ class Pruner(Untraced):
             InputError: An option would undo the pruning or differs from the pruner's own, there is
                 no batch size or no data set, or the data set has another number of samples.
         """
-        shape = replace(self.shape, batch_size=self._loader_batch_size, accumulation=1)
+        shape = replace(self.shape, batch_size=self._loader_batch_size)
         data = self.dataset if dataset is None else dataset
         return pruned_loader(data, self.sampler, self.num_samples, shape, options)
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
-        """Give the policy the learning rates of the training, before anything is recorded.
-
-        This is for schedulers that are made after the pruner because they need its number of steps.
+        """Give the policy the learning rates, for schedulers that need the pruner's steps.
 
         Args:
             rates: One number per epoch or step; a function of the progress in epochs, or of the
@@ -212,8 +206,7 @@ class Pruner(Untraced):
             by: What each rate belongs to: "epochs" or "steps".
 
         Raises:
-            InputError: The policy takes no learning rates, the rates do not fit the training, or
-                losses have been recorded.
+            InputError: The policy takes no rates, they do not fit, or losses have been recorded.
         """
         if self._next or self._open is not None:
             raise InputError(
@@ -252,8 +245,8 @@ class Pruner(Untraced):
                 runs what the loop does after the last batch.
 
         Raises:
-            InputError: ``start`` is not an epoch that is left, or all epochs have been trained; or
-                losses were recorded before the loop, without an epoch.
+            InputError: ``start`` is not an epoch that is left, or none is left; or losses were
+                recorded before the loop.
         """
         last = self.policy.epochs
         check_epoch(start or 0, last)
@@ -283,8 +276,8 @@ class Pruner(Untraced):
     def start_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` (counted from 0), or continue it where the losses recorded so far end.
 
-        For the loops of frameworks, this replaces one pass of ``epochs``: call ``end_epoch`` after
-        the last batch. Until then, ``set_epoch`` with another epoch is an error.
+        In the loop of a framework, this and ``end_epoch`` replace one pass of ``epochs``. Between
+        them, ``set_epoch`` with another epoch is an error.
 
         Raises:
             InputError: The epoch is outside the training, or has ended.
@@ -325,11 +318,8 @@ class Pruner(Untraced):
     def end_epoch(self) -> None:
         """End the current epoch: merge what the ranks recorded, and let the policy learn from it.
 
-        A second call in the same epoch does nothing. All ranks must call this method.
-
-        Warns:
-            RuntimeWarning: Losses were NaN or infinite, nothing was recorded, or two epochs
-                recorded fewer batches than planned.
+        A second call in the same epoch does nothing. All ranks must call this method. It warns if
+        losses were not finite, nothing was recorded, or two epochs recorded too few batches.
 
         Raises:
             InputError: An index is wrong, or the ranks have different plans, or record differently.
@@ -394,14 +384,12 @@ class Pruner(Untraced):
         self._record(as_numbers("indices", index), losses, logits, labels)
 
     def weighted(self, index: Any, losses: torch.Tensor) -> torch.Tensor:
-        """Return the losses times the weights of the plan, for a scalar of your own.
+        """Return the losses times the weights of the plan, if any, for a scalar of your own.
 
-        Nothing is recorded or reduced: call ``record`` as well, and ignore its result. If the plan
-        has no weights, the losses are returned unchanged.
+        Nothing is recorded: call ``record`` as well, and ignore its result.
 
         Args:
-            index: Indices of the samples, integers, shape (B,). They may repeat, as for the tokens
-                of packed texts.
+            index: Indices of the samples, integers, shape (B,), also repeated ones.
             losses: Their losses, floating point, shape (B,) or (B, ...), such as (B, tokens).
 
         Raises:
@@ -608,10 +596,7 @@ class Pruner(Untraced):
 
     @property
     def step_is_due(self) -> bool:
-        """Whether the batch that was recorded last completes an optimizer step.
-
-        This is true after every ``accumulation`` batches, and after the last batch of an epoch.
-        """
+        """Whether the batch recorded last completes ``accumulation`` batches or the epoch."""
         epoch = self._open
         return epoch is not None and (
             epoch.batches % self.shape.accumulation == 0 or epoch.complete
