@@ -30,7 +30,7 @@ class LoopWarnings:
         """Warn if the policy needs learning rates and has none, when the training begins."""
         if policy.without_rates and not self._ended:
             warn_user(
-                f"policy {policy.name!r} was given no learning rates and takes them to be "
+                f"{type(policy).__name__} was given no learning rates and takes them to be "
                 f"constant, so all epochs are shortened alike: give rates=..., or call "
                 f"pruner.set_rates(scheduler) before the training",
                 UserWarning,
