@@ -138,7 +138,7 @@ def compare_ranks(
     replicas: Replicas,
     identity: Mapping[str, Any],
     shape: BatchShape,
-    numbering: int,
+    order: Mapping[str, int],
     plan: EpochPlan,
 ) -> None:
     """Raise InputError if the ranks differ in what must be the same. All of them must call it.
@@ -154,13 +154,27 @@ def compare_ranks(
         {
             "number of samples": (identity["num_samples"], whole),
             "batch_size, accumulation, num_replicas and drop_last": (shape, size),
-            "KeyIndex": (numbering, index),
+            "KeyIndex": (order.get("KeyIndex"), index),
             "seed": (identity["seed"], other),
             "policy": (identity["settings"], "give it the same settings on all ranks"),
             "epoch": (plan.epoch, "loop over pruner.epochs(), and load the state on all ranks"),
             "plan": (plan.fingerprint, "let select() draw from its argument rng only"),
         }
     )
+
+
+def check_order(order: Mapping[str, int], saved: Mapping[str, int], *, within: bool) -> None:
+    """Raise InputError if a stream cannot go on with its numbers and order of the samples.
+
+    ``within`` says whether the state was saved within an epoch, on whose order more depends.
+    """
+    for name, value in saved.items():
+        if order.get(name) != value and (within or name == "KeyIndex"):
+            raise InputError(
+                f"expected {name}={value}, with which the state was saved, since the numbers of "
+                f"the samples or their order within the epoch depend on it, got {order.get(name)}: "
+                f"load the index that was saved then, and change all else between epochs only"
+            )
 
 
 def check_recorded_labels(dataset: Any, index: torch.Tensor, labels: Any) -> None:

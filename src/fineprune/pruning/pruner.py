@@ -28,6 +28,7 @@ from fineprune.pruning.loop_checks import (
     check_first_batch,
     check_logits,
     check_not_ended,
+    check_order,
     check_recorded_labels,
     check_room,
     compare_ranks,
@@ -52,7 +53,7 @@ from fineprune.pruning.step_counts import BatchShape, StepCounts
 STATE_VERSION = 1
 
 _TOTALS = ("epochs", "samples", "steps")
-_KEYS = ("epoch", "shape", "progress", "recorded", "learned", "totals", "watch")
+_KEYS = ("epoch", "shape", "order", "progress", "recorded", "learned", "totals", "watch")
 
 
 class Pruner(Untraced):
@@ -89,7 +90,7 @@ class Pruner(Untraced):
         shape: The ``BatchShape``: how samples are grouped into batches and optimizer steps.
         step_counts: The ``StepCounts``: how many samples and steps each epoch has.
         sampler: The ``PruningSampler`` of this rank.
-        numbering: A number that identifies the ``KeyIndex`` of the samples; 0 without one.
+        order_settings: Numbers on which the order of a stream's samples depends; else nothing.
         watch: The evidence on the labels, part of ``state_dict``; None until logits are recorded.
             With several ranks, ``synchronize`` merges it.
         nonfinite: Number of NaN or infinite losses of all ranks in the last epoch that ended; 0 if
@@ -152,7 +153,9 @@ class Pruner(Untraced):
             choose_epoch=self.set_epoch,
             note_read=self._note_read,
         )
-        self.numbering = self.nonfinite = 0
+        self.nonfinite = 0
+        self.order_settings: dict[str, int] = {}
+        self._saved_order: dict[str, int] = {}  # Those of the state that was loaded.
         self.watch: LabelWatch | None = None
         self._recorder = Recorder(self.policy, self._replicas, self.num_samples)
         self._warnings = LoopWarnings()
@@ -443,11 +446,12 @@ class Pruner(Untraced):
                 f"loader anew in each epoch, or use pruner.loader()"
             )
         check_first_batch(self.policy, self.shape, self._replicas, losses)
+        check_order(self.order_settings, self._saved_order, within=epoch.batches > 0)
         self._compare_ranks()
         self._warnings.of_rates(self.policy)
         # Without a batch size, the loop groups samples as it likes, and may repeat some, as padding
         # and the workers of a stream do.
-        once = self._batch and self._num_ranks == 1 and not self.numbering
+        once = self._batch and self._num_ranks == 1 and not self.order_settings
         before = self.sampler.before_start() if once else None
         epoch.expect(self.num_samples, not self._batch, before)
 
@@ -490,6 +494,7 @@ class Pruner(Untraced):
         packed = {
             "epoch": self.position.epoch,
             "shape": asdict(self.shape),
+            "order": dict(self.order_settings),
             "progress": None if unfinished is None else pack_epoch(unfinished, self.num_samples),
             "recorded": self._recorder.state_dict(),
             "learned": self.policy.state_dict(),
@@ -524,7 +529,7 @@ class Pruner(Untraced):
             if packed is not None:
                 unfinished = unpack_epoch(packed, number, self.num_samples, self.shape)
             epochs, samples, steps = map(state["totals"].__getitem__, _TOTALS)
-            before = BatchShape(**state["shape"])
+            before, order = BatchShape(**state["shape"]), dict(state["order"])
             recorder.load_state_dict(state["recorded"])
             if state["watch"] is not None:
                 watch = self._new_watch(state["watch"]["num_classes"])
@@ -534,7 +539,7 @@ class Pruner(Untraced):
             except Exception:
                 self.policy.load_state_dict(learned)
                 raise
-        self._recorder, self.watch = recorder, watch
+        self._recorder, self.watch, self._saved_order = recorder, watch, order
         self._epochs, self._samples, self._steps = epochs, samples, steps
         self._open, self._next, self._resumed = unfinished, number, True
         self.sampler.named = False
@@ -652,7 +657,7 @@ class Pruner(Untraced):
     def _compare_ranks(self) -> None:
         if not self._compared:
             identity, plan = self._identity(), self._shown.plan
-            compare_ranks(self._replicas, identity, self.shape, self.numbering, plan)
+            compare_ranks(self._replicas, identity, self.shape, self.order_settings, plan)
             self._compared = True
 
     def _commit(self, epoch: Epoch) -> None:

@@ -104,7 +104,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         if pruner.shape.batch_size is None:
             raise InputError("expected a batch size, got none: make Pruner(..., batch_size=...)")
         check_whole_number("shuffle_buffer", shuffle_buffer, 0)
-        pruner.numbering = index.numbering()
+        pruner.order_settings = {"KeyIndex": index.numbering()}
         self.index = index
         self.shuffle_buffer = shuffle_buffer
         self.shared_plan = SharedPlan(len(index))

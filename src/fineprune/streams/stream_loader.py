@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from fineprune.errors import InputError, warn_user
+from fineprune.errors import warn_user
 from fineprune.pruning.indexed import IndexedCollate
 from fineprune.pruning.loader import check_options
 from fineprune.pruning.random_streams import stream
@@ -34,9 +34,8 @@ _MOST_MISSED = 0.05
 class StreamLoader:
     """An iterable over the batches of the pruner's current epoch; ``PrunedStream.loader`` makes it.
 
-    After a state was loaded within an epoch, it yields the rest of this epoch. The pruner's own
-    state suffices for this if the numbers of workers and ranks are the same. The state of the
-    loader only serves to check that they are. The arguments are those of ``PrunedStream.loader``.
+    After a state of the pruner was loaded within an epoch, it yields the rest of this epoch, if the
+    numbers of workers and ranks are the same. The arguments are those of ``PrunedStream.loader``.
     """
 
     def __init__(
@@ -83,6 +82,11 @@ class StreamLoader:
         this = self._stream.shared_plan.publish(plan.epoch, plan.kept, trained, self._num_workers)
         # Random numbers that decoding draws differ between epochs, ranks and workers.
         sampler = pruner.sampler
+        pruner.order_settings |= {
+            "num_workers": self._num_workers,
+            "num_replicas": sampler.num_replicas,
+            "shuffle_buffer": self._stream.shuffle_buffer,
+        }
         chance = stream(sampler.seed, plan.epoch, f"decode on rank {sampler.rank}")
         self._generator.manual_seed(int(chance.integers(2**63)))
         self._warn_of_missed(plan.epoch, plan.number, sampler.num_replicas)
@@ -97,45 +101,6 @@ class StreamLoader:
                 f"the ranks have unequal shards: write shards of equal size, and make their number "
                 f"a multiple of the {ranks} ranks or much larger"
             )
-
-    def state_dict(self) -> dict[str, int]:
-        """Return what the order of the samples within an epoch depends on."""
-        pruner = self._stream.pruner
-        position = pruner.position
-        within = 0 < position.batches < pruner.batches(position.epoch)
-        return {
-            "index": self._stream.index.numbering(),
-            "within_epoch": int(within),
-            "num_workers": self._num_workers,
-            "num_replicas": pruner.sampler.num_replicas,
-            "shuffle_buffer": self._stream.shuffle_buffer,
-        }
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Check that the training can continue with this loader. Nothing is changed.
-
-        Raises:
-            InputError: This is not such a state; the index numbers the samples differently; or the
-                state was saved within an epoch, and the number of workers, the number of ranks or
-                the shuffle buffer has changed.
-        """
-        own = self.state_dict()
-        if not isinstance(state, dict) or set(state) != set(own):
-            got = list(state) if isinstance(state, dict) else state
-            raise InputError(
-                f"expected a state of a StreamLoader, got {got!r}: give what state_dict() returned"
-            )
-        if state["index"] != own["index"]:
-            raise InputError(
-                "expected the index with which the training began, got another one, which numbers "
-                "the samples differently: load the index that was saved then"
-            )
-        for name in ("num_workers", "num_replicas", "shuffle_buffer"):
-            if state["within_epoch"] and state[name] != own[name]:
-                raise InputError(
-                    f"expected {name}={state[name]}, with which the epoch began, since the order "
-                    f"of its samples depends on it, got {own[name]}: change it only between epochs"
-                )
 
     def _batches(self, this: int, samples: Iterator[Any]) -> Iterator[Any]:
         shape = self._stream.pruner.shape
