@@ -126,8 +126,8 @@ class Scenario:
         found.update({name: int(pid) for name, pid in STARTED.findall(self.log.read_text())})
         if self.verb == "compare":
             for lock in self.out.glob("*-0/.lock"):
-                with contextlib.suppress(ValueError, FileNotFoundError):
-                    found[lock.parent.name] = int(lock.read_text())
+                with contextlib.suppress(IndexError, FileNotFoundError):  # Not written yet.
+                    found[lock.parent.name] = int(lock.read_text().split()[0])
         return {name: pid for name, pid in found.items() if pid in in_session(process.pid)}
 
     def epochs(self):
