@@ -122,6 +122,10 @@ def test_a_new_run_is_refused_if_the_folder_holds_any_file_of_a_run(name, finish
     [
         (lambda lines: [], r"metrics of 2 epochs .* got those of the epochs \[\]"),
         (lambda lines: lines[:1], r"metrics of 2 epochs .* got those of the epochs \[0\]"),
+        (
+            lambda lines: [line.replace('"samples": ', '"samples": 1') for line in lines],
+            r"metrics in .* with which checkpoint\.pt was written, got others: restore",
+        ),
         (lambda lines: lines[:1] + lines, r"got those of the epochs \[0, 0\]"),
         (lambda lines: ["{}\n", *lines[1:]], "expected epoch in line 1 of .*, got none"),
         (lambda lines: ["nonsense\n", *lines[1:]], "expected JSON in line 1 of"),

@@ -18,7 +18,7 @@ from fineprune.training.data import load_data
 from fineprune.training.recipe import Recipe, differences, read_written_recipe
 from fineprune.writing import replacing
 
-_VERSION = 5
+_VERSION = 6
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
