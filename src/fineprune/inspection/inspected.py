@@ -110,6 +110,7 @@ def read_inspected(runs: Sequence[Run]) -> Inspected:
         number = run.summary.train_samples
         watch = needed_evidence(run.path, number, "to know about its labels")
         training_set = read_training_set(run.path, number)
+        training_set.check_recorded(watch.labels().numpy(), run.path)
         if first is None or total is None:
             first, total = training_set, watch
             continue
