@@ -71,6 +71,12 @@ def read_history(
     files = epoch_files(folder / HISTORY)
     if not files:
         return None
+    if list(files) != list(range(len(files))):
+        raise InputError(
+            f"expected the losses of each epoch from the first one on in {folder / HISTORY}, got "
+            f"only those of the epochs {', '.join(str(epoch + 1) for epoch in files)}: restore the "
+            f"others"
+        )
     losses = (_read(file, num_samples) for file in files.values())
     kept = [of_epoch if index is None else of_epoch[index] for of_epoch in losses]
     return History(list(files), np.stack(kept))
