@@ -442,3 +442,15 @@ def test_the_evidence_of_other_labels_is_refused(run, tmp_path):
     result = inspect(folder, "--out", tmp_path / "page.html")
     assert result.exit_code == 2
     assert "got that on others: the files are of different runs" in result.stderr
+
+
+def test_predictions_of_another_run_are_refused(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    file = folder / "history/evaluated.npy"
+    labels, predictions = np.load(file)
+    unknown = np.where(labels == predictions, predictions, 99)  # As accurate, but no classes.
+    for others in ((labels, labels), (labels, unknown)):
+        np.save(file, np.stack(others).astype(labels.dtype))
+        result = inspect(folder, "--out", tmp_path / "page.html")
+        assert result.exit_code == 2
+        assert "the file is damaged or of another run" in result.stderr
