@@ -261,6 +261,22 @@ def test_half_precision_losses_keep_their_samples_apart():
     assert pruner.counts.nonzero().flatten().tolist() == [257]
 
 
+def test_a_loss_with_class_weights_may_backpropagate_its_own_scalar():
+    torch.manual_seed(0)
+    weight = torch.tensor([1.0, 5.0, 0.5])
+    logits = torch.randn(8, 3, requires_grad=True)
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 1, 1])
+    pruner = made(length=8)
+    pruner.set_epoch(0)
+    pruner.record(torch.arange(8), F.cross_entropy(logits, y, weight=weight, reduction="none"))
+    F.cross_entropy(logits, y, weight=weight).backward()
+    alone = logits.detach().requires_grad_()
+    F.cross_entropy(alone, y, weight=weight).backward()
+    assert torch.equal(logits.grad, alone.grad)
+    pruner.end_epoch()
+    assert pruner.counts.sum() > 0
+
+
 def test_ignore_index_samples_have_loss_zero_and_no_mark():
     logits = torch.tensor([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0]])
     y = torch.tensor([-100, 0, 1])
