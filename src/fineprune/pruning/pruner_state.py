@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.errors import InputError, shown
+from fineprune.errors import InputError
 from fineprune.pruning.epoch import Epoch
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.step_counts import BatchShape
+
+# Longer values, such as lists of rates, are shortened in error messages.
+_MOST_SHOWN = 200
 
 # What to do with a state that this version cannot read.
 OF_ANOTHER_VERSION = (
@@ -84,9 +87,13 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
             name, own, given = found
             remedy = OF_ANOTHER_VERSION if name == "version" else "resume with the settings of then"
             raise InputError(
-                f"expected a pruner state with {name}={shown(str(own))}, got "
-                f"{shown(str(given))}: {remedy}"
+                f"expected a pruner state with {name}={_brief(own)}, got {_brief(given)}: {remedy}"
             )
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} ..."
 
 
 def _difference(name: str, own: Any, given: Any) -> tuple[str, object, object] | None:
