@@ -55,6 +55,7 @@ class Recorder:
         self,
         epoch: Epoch,
         index: torch.Tensor,
+        numbers: npt.NDArray[np.integer] | None,
         losses: torch.Tensor,
         covered: int,
         *,
@@ -62,15 +63,15 @@ class Recorder:
     ) -> None:
         """Copy a batch, integers and floating-point losses, shape (B,) each, and count it.
 
-        ``covered`` is how far it brings the epoch, in samples of all ranks.
+        ``numbers`` are the indices if they are on the CPU, and were checked. ``covered`` is how far
+        the batch brings the epoch, in samples of all ranks.
         """
         copied: list[tuple[torch.Tensor, torch.Tensor]] = []
-        waiting, on_cpu = 0, index.is_cpu
-        if self._needed or not on_cpu:
+        waiting = 0
+        if self._needed or numbers is None:
             kept = losses.detach().to(torch.float32, copy=True)
             copied, waiting = [(index.to(torch.int64, copy=True), kept)], len(index)
-        left = epoch.left if epoch.once and on_cpu else None
-        numbers = None if left is None else index.numpy()
+        left = None if numbers is None or not epoch.once else epoch.left
         # From here on, nothing is called, so Ctrl-C cannot stop it half-way: a batch is recorded
         # and counts, or neither.
         self._batches += copied
