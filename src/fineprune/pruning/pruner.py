@@ -435,8 +435,8 @@ class Pruner(Untraced):
         self._open, self._next, self._resumed = epoch, epoch.number, False
         covered = max(samples, self._batch)
         watched = logits is not None
-        self._recorder.add(epoch, index, numbers, losses, covered, with_logits=watched)
-        self._recorder.reduce_if_full(epoch)
+        if self._recorder.add(epoch, index, numbers, losses, covered, with_logits=watched):
+            self._recorder.reduce(epoch)
 
     def _begin(self, epoch: Epoch, losses: torch.Tensor) -> None:
         """Check what can be checked with the first batch of an epoch."""

@@ -60,11 +60,12 @@ class Recorder:
         covered: int,
         *,
         with_logits: bool,
-    ) -> None:
+    ) -> bool:
         """Copy a batch, integers and floating-point losses, shape (B,) each, and count it.
 
         ``numbers`` are the indices if they are on the CPU, and were checked. ``covered`` is how far
-        the batch brings the epoch, in samples of all ranks.
+        the batch brings the epoch, in samples of all ranks. Return whether so much waits that a
+        single process should reduce it, so that it takes little memory.
         """
         copied: list[tuple[torch.Tensor, torch.Tensor]] = []
         waiting = 0
@@ -82,11 +83,7 @@ class Recorder:
         epoch.done += covered
         if left is not None:
             left[numbers] = False
-
-    def reduce_if_full(self, epoch: Epoch) -> None:
-        """Reduce what waits in a single process if it is much, so that it takes little memory."""
-        if self._waiting >= _REDUCE_AT and self._replicas.size == 1:
-            self.reduce(epoch)
+        return self._waiting >= _REDUCE_AT and self._replicas.size == 1
 
     @uninterrupted()
     def reduce(self, epoch: Epoch) -> None:
