@@ -239,13 +239,6 @@ def test_plan_says_how_many_samples_a_step_has(more, steps):
     assert steps in run(*options, "--samples", "4096", *more).stdout.splitlines()
 
 
-def test_plan_warns_once_about_rounding():
-    with pytest.warns(UserWarning, match="rounding to whole steps of 512 samples") as given:
-        result = run("plan", "recipes/digits.toml", *SYNC)
-    assert result.exit_code == 0, result.output
-    assert len(given) == 1
-
-
 def test_plan_refuses_numbers_that_depend_on_the_losses():
     result = run("plan", "recipes/digits.toml", "pruning.policy=infobatch")
     assert result.exit_code == 2
