@@ -20,10 +20,10 @@ from fineprune.training.learning_rate import rate_at
 from fineprune.training.recipe import Recipe, make_recipe
 from fineprune.writing import write_atomically
 
-ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
+ARMS = ("full", "fine-pruning", "random", "shorter")
 
 # The difference between the final accuracies of each arm and of the full arm.
-_SHIFTS = {"full": 0.0, "fine-pruning": -0.002, "random": -0.006, "fewer-epochs": -0.004}
+_SHIFTS = {"full": 0.0, "fine-pruning": -0.002, "random": -0.006, "shorter": -0.004}
 
 
 def made_recipe(
@@ -75,7 +75,7 @@ def make_compare(
     made = make_arms(recipe, arms, _train_size(recipe))
     for seed in seeds:
         for arm in made:
-            changed = recipe if arm.takes == "numbers" else recipe.changed(arm.changes)
+            changed = recipe if arm.name == "matched" else recipe.changed(arm.changes)
             seeded = changed.replaced("run", seed=seed)
             make_run(
                 folder / f"{arm.name}-{seed}", seeded, arm.name, counts=counts, history=history

@@ -62,8 +62,8 @@ from fineprune.training.recipe import make_recipe
         ("mixed 4+2 dedicated group=2 bound=3", 4, 2, 4),
         ("mixed 16+3 group=4", 16, 3, 4),
         ("all-reduce 8 group=4", 8, 0, 2),
-        ("async 4+1 lr=0.05 epochs=40 seeds=3", 4, 1, 4),
-        ("one epochs=3", 1, 0, 1),
+        ("async 4+1 lr=0.05", 4, 1, 4),
+        ("one lr=.5", 1, 0, 1),
     ],
 )
 def test_a_configuration_is_parsed(text, workers, servers, nodes):
@@ -77,14 +77,14 @@ def test_a_configuration_replaces_the_strategy_of_the_recipe(text):
     """Or else, the single process that all others are compared with would have workers."""
     plain, chosen = make_recipe({}), configuration(text)
     kept = {"gradients": "bfloat16", "silence_seconds": 9.0}
-    expected = configured(plain.replaced("distributed", **kept), chosen, same_update=False)
+    expected = configured(plain.replaced("distributed", **kept), chosen)
     for others in (
         {"strategy": "sync", "workers": 4, "servers": 2, "backup": 1, "placement": "dedicated"},
         {"strategy": "mixed", "workers": 4, "group": 2, "staleness_bound": 3},
         {"simulate": 3, "simulate_as": "async", "step_seconds": (1.0, 2.0, 1.0)},
     ):
         recipe = plain.replaced("distributed", **kept, **others)
-        assert configured(recipe, chosen, same_update=False) == expected
+        assert configured(recipe, chosen) == expected
 
 
 def test_a_configuration_changes_the_recipe():
@@ -104,13 +104,10 @@ def test_a_configuration_changes_the_recipe():
         for text in ("one", "all-reduce 2", "async 2+1", "sync 2+1", "sync 5+1 backup=1")
     }
     assert list(sizes.values()) == [64, 32, 64, 32, 16]
-    assert configured(recipe, configuration("sync 2+1"), same_update=False).training == (
+    assert configured(recipe, configuration("sync 2+1")).training == (
         recipe.training
     )
-    training = recipe.replaced("training", epochs=8, milestones=[4, 6])
-    shorter = configured(training, configuration("one lr=0.05 epochs=4"), same_update=False)
-    assert (shorter.training.epochs, shorter.training.lr) == (4, 0.05)
-    assert shorter.training.milestones == (2, 3)
+    assert configured(recipe, configuration("one lr=0.05")).training.lr == 0.05
 
 
 @pytest.mark.parametrize(
@@ -122,14 +119,13 @@ def test_a_configuration_changes_the_recipe():
         ("all-reduce 1", "expected at least two processes"),
         (
             "sync 2+1 speed=3",
-            "expected one of group, backup, bound, lr, epochs, seeds, got 'speed'",
+            "expected one of group, backup, bound, lr, got 'speed'",
         ),
-        ("one backup=1", "expected one of lr, epochs, seeds, got 'backup'"),
+        ("one backup=1", "expected one of lr, got 'backup'"),
         ("all-reduce 4 group=3", "expected group= to divide the 4 processes"),
-        ("one epochs=2.5", "expected a whole number as epochs=, got '2.5'"),
+        ("async 2+1 bound=2.5", "expected a whole number as bound=, got '2.5'"),
         ("one lr=1-2", "expected a number as lr="),
-        ("one lr=1 lr=2", "expected lr= once"),
-        ("one seeds=0", "expected seeds= from 1 to 100"),
+        ("one lr=1 lr=2", "expected each option once"),
         ("async 0+1", "expected distributed.workers to be at least 1, got 0"),
         ("sync 1+0", "expected distributed.servers to be at least 1, got 0"),
         ("async 2+1 group=0", "expected distributed.group to be at least 1, got 0"),
@@ -218,7 +214,7 @@ def test_any_configuration_can_be_the_baseline(made_runs):
 
 
 def test_runs_with_several_seeds_are_one_row(made_runs):
-    config = configuration("async 2+1 seeds=2")
+    config = configuration("async 2+1")
     report = {"staleness": [4, 1], "dropped": 0, "seconds": {"compute": 1.0}}
     pair = [
         Scaled(config, made_run([9, 2, 4], [3, 2, loss], distributed=report, accuracy=accuracy))
@@ -418,20 +414,12 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
         '[run]\nthreads = 1\ndevice = "cpu"\n'
     )
     out = tmp_path / "out"
-    command = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2", "one lr=0.01 seeds=2"]
+    command = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2"]
     command += ["--out", str(out), "--json", "--baseline", "all-reduce 2"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.stderr
-    one, reduced, served, seeded = json.loads(done.stdout)["rows"]
+    one, reduced, served = json.loads(done.stdout)["rows"]
     assert reduced["speedup"] == 1
-    assert (seeded["seeds"], seeded["accuracy_deviation"] > 0) == (2, True)
-    recipes = [(out / name / "recipe.toml").read_text() for name in ("one", "one-lr-0-01-seeds-2")]
-    recipes.append((out / "one-lr-0-01-seeds-2-seed-2/recipe.toml").read_text())
-    assert [re.findall(r"^(?:lr|seed) = (.+)", text, re.M) for text in recipes] == [
-        ["0.02", "0"],
-        ["0.01", "0"],
-        ["0.01", "1"],
-    ]
     assert reduced["workers"] == 2
     assert reduced["updates"] == one["updates"] / 2
     # Training with one asynchronous worker equals training in one process.
@@ -444,10 +432,10 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     assert "async 1+2" in page
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
-    assert len(before) == 5
+    assert len(before) == 3
     assert CliRunner().invoke(app, command).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")} == before
-    assert len(read_scaling(out).runs) == 5
+    assert len(read_scaling(out).runs) == 3
     changed = CliRunner().invoke(app, [*command, "training.lr=0.01"])
     assert changed.exit_code == 2
     assert "give another --out" in changed.stderr
@@ -472,7 +460,7 @@ def test_all_nodes_find_the_recipe_and_their_reason_is_told(tmp_path, monkeypatc
     (folder / "one.toml").write_text("a file of the user")
     run = PlannedRun("one", make_recipe({}), folder / "one")
     with pytest.raises(RunError, match="'one' failed: True"):
-        list(run_jobs([run], 1, lambda: None, launcher=lambda _: launcher))
+        list(run_jobs([run], {}, lambda line: None, launcher=lambda _: launcher))
     assert sorted(path.name for path in folder.iterdir()) == ["one.log", "one.toml"]
 
 
@@ -540,21 +528,21 @@ def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():
     assert [row.seconds_to_target for row in scale_rows(runs, 0.1)] == [None, None]
 
 
-def test_configurations_that_have_one_folder_are_refused_before_the_training(tmp_path):
-    both = [configuration("one lr=.5"), configuration("one lr=5")]
-    with pytest.raises(InputError, match="which both have one-lr-5"):
+def test_a_configuration_is_given_once_however_it_is_written(tmp_path):
+    both = [configuration("one lr=.5"), configuration("one  lr=0.5")]
+    with pytest.raises(InputError, match=r"each configuration once, got one lr=0.5, one lr=0.5"):
         scale(make_recipe({}), tmp_path / "out", both, title="t")
-    assert not (tmp_path / "out").exists()
+    assert configuration("one lr=.5").folder != configuration("one lr=5").folder
 
 
-def test_settings_of_the_recipe_that_do_not_count_are_named(tmp_path, caplog):
-    recipe = make_recipe(
-        {
-            "training": {"epochs": 1},
-            "distributed": {"strategy": "sync", "workers": 3, "backup": 1, "silence_seconds": 9.0},
-        }
-    )
-    with pytest.raises(InputError, match="at least 2"):
+def test_settings_of_the_recipe_that_do_not_count_are_named(tmp_path, caplog, monkeypatch):
+    def stop(*_):
+        raise InputError("stopped")
+
+    monkeypatch.setattr("fineprune.experiments.scale.configured", stop)
+    strategy = {"strategy": "sync", "workers": 3, "backup": 1, "silence_seconds": 9.0}
+    recipe = make_recipe({"training": {"epochs": 2}, "distributed": strategy})
+    with pytest.raises(InputError, match="stopped"):
         scale(recipe, tmp_path / "out", [configuration("one")], title="t")
     (message,) = caplog.messages
     assert message.startswith("distributed.backup of the recipe is ignored")

@@ -12,8 +12,8 @@ from fineprune.report.table import Table, number, table_of
 
 _NOTE = (
     "Speedup is relative to one node, and efficiency is speedup divided by nodes. Limit: what "
-    "limits the throughput. Samples: relative to one worker. Hours: to the target, or else for the "
-    "recipe's epochs, on all data and with the pruning of the recipe."
+    "limits the throughput. Hours: of the recipe's epochs, on all data and with the pruning of the "
+    "recipe."
 )
 _STOPS = (
     "For each strategy, the configuration with the most workers whose last doubling shortened the "
@@ -27,15 +27,14 @@ _COLUMNS: Sequence[tuple[str, Callable[[Predicted], str]]] = (
     ("efficiency", lambda row: f"{row.efficiency:.2f}"),
     ("staleness", lambda row: f"{row.staleness:,.3g}"),
     ("limit", lambda row: row.limit),
-    ("samples", lambda row: f"{row.samples_factor:.2f}"),
     ("hours", lambda row: f"{row.hours:,.3g}"),
     ("pruned", lambda row: number(row.hours_pruned, ",.3g")),
 )
 _CAVEATS = (
     "A formula predicts the throughput from steps that were measured on one machine or given; all "
     "nodes and links are taken to be equal.",
-    "Unless a critical batch size and a cost of staleness are given, every configuration is taken "
-    "to need the same number of samples. Larger updates and stale gradients need more.",
+    "Every configuration is taken to need the same number of samples. Larger updates and stale "
+    "gradients need more.",
 )
 
 
@@ -66,7 +65,7 @@ def draw_planned(plan: Plan) -> Drawing:
         best = plan.recommended
         circle = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": INK}
         panels[1].plot([best.nodes], [best.hours], linestyle="none", **circle)
-        for axes, title in zip(panels, ("speedup", "hours to the target"), strict=True):
+        for axes, title in zip(panels, ("speedup", "hours"), strict=True):
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.set_xlabel("nodes")
