@@ -348,7 +348,7 @@ COMMANDS = [
     ("report runs/done --out runs", "expected --out to be a file, got the folder runs"),
     ("report runs/done --out file/report.html", "got file/report.html, but file is a file"),
     (f"{PLAN} --svg runs", "expected --svg to be a file, got the folder runs"),
-    (f"slurm --nodes 2 --out runs -- train {QUICK}", "expected --out to be a file, got the folder runs"),
+    (f"slurm --nodes 2 --out runs -- train {QUICK}", "to be a file, got the folder runs"),
     # Runs that are resumed or reported.
     (
         f"train {QUICK} training.epochs=2 training.milestones=[] training.lr=0.5 "

@@ -17,7 +17,6 @@ from fineprune.experiments.controls import (
     check_keeps_evidence,
     default_arms,
     make_arms,
-    with_epochs,
 )
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.registry import POLICIES
@@ -114,12 +113,6 @@ def test_the_shorter_arm_has_the_rates_of_shorter(training):
 def test_an_arm_needs_an_epoch_for_each_rate():
     with pytest.raises(InputError, match="expected at least one epoch for each of 4 learning"):
         arm_recipe(adaptive_recipe(0.95), "shorter", 12_800)
-
-
-def test_epochs_and_rates_are_shortened_in_proportion():
-    short = arm_recipe(adaptive_recipe(0.35), "shorter", 1280)
-    shorter = with_epochs(short, 13)
-    assert shorter.training.rates == short.training.rates[1::2]
 
 
 def test_the_rates_of_a_shorter_schedule():

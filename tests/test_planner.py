@@ -155,7 +155,10 @@ def test_all_reduce_hides_what_ddp_hides():
     [
         ("async 2+1 bound=1", "without bound="),
         ("mixed 4+1 group=2", "on one node, which has 1, .*: give cluster.accelerators=2"),
-        ("sync 1020+5 dedicated", "at most 1024 nodes, .* which takes 1025: give cluster.nodes=1025"),
+        (
+            "sync 1020+5 dedicated",
+            "at most 1024 nodes, .* which takes 1025: give cluster.nodes=1025",
+        ),
     ],
 )
 def test_what_is_not_predicted_is_refused(text, message):
@@ -287,7 +290,6 @@ def test_the_command_predicts_from_given_costs(tmp_path):
     ("arguments", "message"),
     [
         (["one", "cluster.nodes=4"], "expected a known section, got 'cluster'"),
-        (["--predict", "--baseline", "one"], "expected --baseline without --predict"),
         (["--predict", "--target-loss", "0.5"], "expected --target-loss without --predict"),
         (["--predict", "--same-update"], "expected --same-update without --predict"),
     ],

@@ -316,7 +316,10 @@ def test_the_command_says_what_starts_it(options, command, cpus, kind):
 @pytest.mark.parametrize(
     ("nodes", "command"),
     [
-        ("4", ["scale", "digits", "async 4+2 dedicated lr=0.05", "--baseline", "one", "run.seed=1"]),
+        (
+            "4",
+            ["scale", "digits", "async 4+2 dedicated lr=0.05", "--target-loss", "1", "run.seed=1"],
+        ),
         ("1", ["compare", "digits", "--seeds", "3"]),
     ],
 )

@@ -114,7 +114,8 @@ def test_the_progress_says_what_the_runs_are(tuned, said):
     assert len(lines) == len(TRIALS) + 2 * len(ARMS)
     trial = f"accuracy {read_run(tuned / 'rates/1.5/full-0').summary.accuracy_last:.2%}"
     assert any(
-        line.startswith("tuning, 1.5 times the learning rate: finished full, seed 0") and trial in line
+        line.startswith("tuning, 1.5 times the learning rate: finished full, seed 0")
+        and trial in line
         for line in lines
     )
     assert sum(" times: " in line and "points" in line for line in lines) == len(ARMS)
@@ -153,7 +154,11 @@ def test_trials_are_kept_when_seeds_and_arms_are_added(copied):
     assert before.items() <= times(copied).items()
     assert rates["watched"] == rates["full"]  # It trains like it, and has no trials.
     assert len(read_runs([copied])) == 6
-    assert {path.name for path in copied.glob("rates/1/*-0")} == {"full-0", "fine-pruning-0", "random-0"}
+    assert {path.name for path in copied.glob("rates/1/*-0")} == {
+        "full-0",
+        "fine-pruning-0",
+        "random-0",
+    }
 
 
 def test_the_runs_of_a_matched_control_have_its_own_rate_and_its_methods(tmp_path):

@@ -72,9 +72,7 @@ def compare(
     with progress() as update:
         rates = {}
         if tune:
-            rates = tuned_rates(
-                made, folder, seeds=tune, arms=named, jobs=jobs, on_progress=update
-            )
+            rates = tuned_rates(made, folder, seeds=tune, arms=named, jobs=jobs, on_progress=update)
         comparing.compare(
             made,
             folder,

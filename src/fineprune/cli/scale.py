@@ -11,7 +11,7 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, RecipeFile, Seeds, path_option, split_changes
 from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
-from fineprune.errors import InputError, check_one_of, check_positive
+from fineprune.errors import InputError, check_positive
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
@@ -30,8 +30,8 @@ def scale(
             metavar="[CONFIGURATION]... [SECTION.KEY=VALUE]...",
             help="The configurations, as workers+servers: one, 'all-reduce 2', "
             f"'sync 3+1 backup=1', 'async 4+3 dedicated', 'async 2+1 bound=1', 'mixed 4+2 "
-            f"group=2'; also with a learning rate: 'one lr=0.05' [{', '.join(_USUAL)}]. And "
-            "changes of the recipe's settings.",
+            f"group=2'; also with a learning rate: 'one lr=0.05' [{', '.join(_USUAL)}]. Speedups "
+            "are relative to the first. And changes of the recipe's settings.",
             show_default=False,
         ),
     ] = None,
@@ -45,10 +45,6 @@ def scale(
             help="The training loss up to which the time is measured [the lowest loss that all "
             "configurations reach]."
         ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="The configuration to which speedups are relative [one]."),
     ] = None,
     same_update: Annotated[
         bool,
@@ -87,7 +83,7 @@ def scale(
     if target_loss is not None:
         check_positive("--target-loss", target_loss)
     if prediction:
-        others = {"--baseline": baseline, "--target-loss": target_loss, "--same-update": same_update}
+        others = {"--target-loss": target_loss, "--same-update": same_update}
         if given := next((option for option, value in others.items() if value), None):
             raise InputError(f"expected {given} without --predict, got both: leave one out")
         described = [change for change in changes if change.startswith(("cluster.", "costs."))]
@@ -98,8 +94,6 @@ def scale(
     made = read_recipe(recipe, changes)
     check_folder(folder)
     chosen = [configuration(text) for text in words or _USUAL]
-    if baseline is not None:
-        check_one_of("--baseline", configuration(baseline).text, tuple(c.text for c in chosen))
     with progress() as update:
         scaling.scale(
             made,
@@ -111,7 +105,7 @@ def scale(
             on_progress=update,
         )
     read = read_scaling(folder)
-    rows = scale_rows(read.runs, target_loss, baseline)
+    rows = scale_rows(read.runs, target_loss)
     page = folder / REPORT
     write_scale_report(read, rows, page)
     if as_json:

@@ -124,9 +124,7 @@ def compare(
         if before is not None:
             check_begun_with(before.sha256, digests, folder)
         listed = _listing(folder, before, made, runs)
-        listed = dataclasses.replace(
-            listed, title=title, tuned=bool(rates), sha256=dict(digests)
-        )
+        listed = dataclasses.replace(listed, title=title, tuned=bool(rates), sha256=dict(digests))
         for run in runs:
             run.finished()  # It checks the folder before anything is written.
         write_comparison(folder, listed)

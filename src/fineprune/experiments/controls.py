@@ -146,28 +146,6 @@ def _shorter(recipe: Recipe, full: Recipe, num_samples: int) -> Recipe:
     )
 
 
-def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
-    """Return the recipe with another number of epochs.
-
-    The milestones, the warm-up and the rates of single epochs change in proportion, so that the
-    learning rate decays completely.
-    """
-    training = recipe.training
-    scale = epochs / training.epochs
-    milestones = sorted({max(1, round(milestone * scale)) for milestone in training.milestones})
-    rates = training.rates and tuple(
-        training.rates[min(int((epoch + 0.5) / scale), training.epochs - 1)]
-        for epoch in range(epochs)
-    )
-    return recipe.replaced(
-        "training",
-        epochs=epochs,
-        milestones=tuple(milestones),
-        warmup=round(training.warmup * scale),
-        rates=rates,
-    )
-
-
 def check_keeps_evidence(recipe: Recipe, classes: int) -> None:
     """Raise InputError if runs of a recipe can keep no evidence for a second training."""
     if recipe.distributed.served and classes > KEEP_ALL:

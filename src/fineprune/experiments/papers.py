@@ -12,7 +12,7 @@ from fineprune.datasets.cifar import CIFAR10
 from fineprune.errors import InputError
 from fineprune.experiments.compare import compare
 from fineprune.experiments.configurations import configuration
-from fineprune.experiments.controls import FULL, MATCHED, SHORTER, WATCHED, with_epochs
+from fineprune.experiments.controls import FULL, MATCHED, SHORTER, WATCHED
 from fineprune.experiments.planned_run import OnProgress, named
 from fineprune.experiments.scale import scale
 from fineprune.training.hardware import available_cores, resolved
@@ -119,11 +119,14 @@ def recipe_one(network: str, changes: Sequence[str], *, full: bool) -> Recipe:
     recipe = read_recipe(file, [*small, *others])
     any_epochs = [f"training.epochs={size.epochs}", *of_epochs, "training.milestones=[]"]
     epochs = read_recipe(file, any_epochs).training.epochs
-    window = max(2, round(recipe.pruning.arguments["window"] * epochs / recipe.training.epochs))
+    ratio = epochs / recipe.training.epochs
+    window = max(2, round(recipe.pruning.arguments["window"] * ratio))
     given = {change.partition("=")[0] for change in changes}
     scaled = {"window": window, "start": window // 2}
     unset = {key: value for key, value in scaled.items() if f"pruning.{key}" not in given}
-    return with_epochs(recipe, epochs).replaced("pruning", **unset)
+    milestones = sorted({max(1, round(old * ratio)) for old in recipe.training.milestones})
+    shorter = recipe.replaced("training", epochs=epochs, milestones=tuple(milestones))
+    return shorter.replaced("pruning", **unset)
 
 
 def paper_two(

@@ -23,7 +23,6 @@ from msgspec import Meta
 
 from fineprune.errors import InputError, explaining
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
-from fineprune.experiments.controls import with_epochs
 from fineprune.experiments.planned_run import OnProgress
 from fineprune.experiments.scale import scale
 from fineprune.experiments.scale_table import Scaled, phases_of, read_scaling, steps_per_second
@@ -119,6 +118,7 @@ class Predicted:
     limit: str
     hours: float
     hours_pruned: float | None
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -310,9 +310,10 @@ def measured_costs(
     """
     if {"step", "samples", "megabytes"} <= given.keys():
         return converted("costs", Costs, given)
-    short = with_epochs(recipe.replaced("pruning", policy="full"), _EPOCHS)
-    short = short.replaced("training", evaluate_every=_EPOCHS, evaluate_last=1)
-    short = short.replaced("run", history=False)
+    short = recipe.replaced("pruning", policy="full").replaced("run", history=False)
+    constant = {"schedule": "constant", "milestones": (), "gamma": None, "rates": (), "warmup": 0}
+    evaluated = {"evaluate_every": _EPOCHS, "evaluate_last": 1}
+    short = short.replaced("training", epochs=_EPOCHS, **constant, **evaluated)
     most = _BATCHES * recipe.training.batch_size
     short = short.replaced("data", train_size=min(recipe.data.train_size or most, most))
     texts = [ONE] if "exchange" in given else [ONE, "async 1+1"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fineprune.errors import InputError
-from fineprune.experiments.configurations import ONE, Configuration, configuration
+from fineprune.experiments.configurations import Configuration, configuration
 from fineprune.experiments.scale import ScalingList
 from fineprune.runs.files import SCALING, read_json
 from fineprune.runs.run import Run, read_run, split_by
@@ -73,7 +73,8 @@ class WorkerRow:
 class ScaleRow:
     """The measures of one configuration. None marks a value that is not available.
 
-    With several seeds, times, accuracies and numbers of epochs, samples and updates are means.
+    With several seeds, times, accuracies and numbers of epochs, samples and updates are means. The
+    baseline is the first configuration.
 
     Attributes:
         configuration: The text of the configuration.
@@ -113,8 +114,8 @@ class ScaleRow:
     throughput: float
     throughput_low: float
     throughput_high: float
-    speedup: float | None
-    efficiency: float | None
+    speedup: float
+    efficiency: float
     accuracy_last: float
     accuracy_deviation: float | None
     seconds: float
@@ -146,17 +147,13 @@ def read_scaling(folder: Path) -> Scaling:
     return Scaling(listed.title, listed.same_update, runs)
 
 
-def scale_rows(
-    runs: Sequence[Scaled], target_loss: float | None = None, baseline: str | None = None
-) -> list[ScaleRow]:
+def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list[ScaleRow]:
     """Return one row for each configuration.
 
     Args:
         runs: The runs of one recipe.
         target_loss: The mean training loss to reach. By default, it is the lowest loss that every
             run reaches at the end of an epoch on all data.
-        baseline: The configuration to which speedups are relative; by default a single process, if
-            there is one.
     """
     if not runs:
         raise InputError("expected at least one run, got none")
@@ -164,35 +161,17 @@ def scale_rows(
         lowest = [min(_epoch_losses(scaled.run), default=None) for scaled in runs]
         losses = [loss for loss in lowest if loss is not None]
         target_loss = max(losses) if len(losses) == len(runs) else None
-    groups = split_by(lambda scaled: scaled.configuration.text, runs)
-    base = _baseline(groups, baseline)
-    return [_row(group, base, target_loss) for group in groups.values()]
+    groups = list(split_by(lambda scaled: scaled.configuration.text, runs).values())
+    return [_row(group, groups[0], target_loss) for group in groups]
 
 
-def _baseline(groups: Mapping[str, list[Scaled]], text: str | None) -> list[Scaled] | None:
-    if text is None:
-        return next((g for g in groups.values() if g[0].configuration.strategy == ONE), None)
-    wanted = configuration(text).text
-    if wanted not in groups:
-        raise InputError(
-            f"expected the baseline to be one of {', '.join(map(repr, groups))}, got {text!r}"
-        )
-    return groups[wanted]
-
-
-def _row(
-    group: Sequence[Scaled], base: Sequence[Scaled] | None, target_loss: float | None
-) -> ScaleRow:
+def _row(group: Sequence[Scaled], base: Sequence[Scaled], target_loss: float | None) -> ScaleRow:
     config, runs = group[0].configuration, [scaled.run for scaled in group]
     throughput = _throughput(group)
     median = statistics.median(throughput)
     low, high = np.percentile(throughput, [25, 75])
-    speedup = efficiency = base_target = None
-    if base is not None:
-        speedup = median / statistics.median(_throughput(base))
-        efficiency = speedup * base[0].configuration.accelerators / config.accelerators
-        base_target = _to_target(base, target_loss)
-    target = _to_target(group, target_loss)
+    speedup = median / statistics.median(_throughput(base))
+    target, base_target = _to_target(group, target_loss), _to_target(base, target_loss)
     epochs, samples, seconds = target or (None, None, None)
     served = _served(runs)
     staleness: list[int] = functools.reduce(added, (epoch["staleness"] for epoch in served), [])
@@ -211,7 +190,7 @@ def _row(
         throughput_low=float(low),
         throughput_high=float(high),
         speedup=speedup,
-        efficiency=efficiency,
+        efficiency=speedup * base[0].configuration.accelerators / config.accelerators,
         accuracy_last=statistics.mean(accuracies),
         accuracy_deviation=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         seconds=statistics.mean(run.summary.seconds_train for run in runs),

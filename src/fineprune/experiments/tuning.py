@@ -104,9 +104,10 @@ def held_out_recipe(recipe: Recipe, num_samples: int) -> Recipe:
 def _best(arm: str, found: _Found, seeds: int) -> float:
     finished = {factor: statistics.fmean(of) for factor, of in found.items() if len(of) == seeds}
     if not finished:
+        tried = ", ".join(f"{factor:g}" for factor in FACTORS)
         raise RunError(
-            f"the training of the arm {arm!r} diverged with {', '.join(map('{:g}'.format, FACTORS))} "
-            f"times the learning rate: set a smaller training.lr, and give another --out"
+            f"the training of the arm {arm!r} diverged with {tried} times the learning rate: set a "
+            f"smaller training.lr, and give another --out"
         )
     return max(finished, key=lambda factor: (finished[factor], -factor))
 

@@ -53,9 +53,8 @@ def _throughput(rows: Sequence[ScaleRow], paper: bool) -> Table:
             ("efficiency", lambda row: _ratio(row.efficiency)),
         ),
         "Median over all epochs but the first, with quartiles. A node is a worker with its group, "
-        "or a dedicated server. Speedup is relative to the baseline (by default, a single "
-        "process), and efficiency is speedup divided by the accelerators of the nodes, relative to "
-        "the baseline's.",
+        "or a dedicated server. Speedup is relative to the first configuration, and efficiency is "
+        "speedup divided by the accelerators of the nodes, relative to the first's.",
         [
             (f"paper: {text}", str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e))
             for text, nodes, images, s, e in PAPER_THROUGHPUT
@@ -80,8 +79,8 @@ def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
             ("speedup", lambda row: _ratio(row.speedup_to_target)),
         ),
         "The loss is the mean cross-entropy over as many batches as an epoch has; where it falls "
-        "to the target is interpolated. Speedup is relative to the baseline. With several "
-        "seeds: means, and the standard deviation of the accuracy.",
+        "to the target is interpolated. Speedup is relative to the first configuration. With "
+        "several seeds: means, and the standard deviation of the accuracy.",
         [
             (f"paper: {text}", percent(accuracy, 1), f"{hours:g} h", *[NOTHING] * 3, _ratio(s))
             for text, accuracy, hours, s in PAPER_LEARNING
