@@ -6,7 +6,7 @@ import xml.dom.minidom
 from pathlib import Path
 
 import pytest
-from made_runs import made_summary
+from made_runs import made_scaled
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -22,9 +22,7 @@ from fineprune.experiments.planner import (
     predicted_speed,
     sample_steps,
 )
-from fineprune.experiments.scale_table import Scaled
 from fineprune.report.scaling.planned import draw_planned
-from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
 
 FREE = Cluster(gigabits=0, latency=0)
@@ -301,18 +299,12 @@ def test_options_that_do_not_fit_are_refused(arguments, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def made_run(seconds, *, served=None):
-    line = {"samples": 64, "steps": 2, "seconds": seconds, "pruned": False}
-    if served is not None:
-        line["distributed"] = {"seconds": served, "staleness": [2], "dropped": 0}
-    recipe = {"training": {"batch_size": 32}, "distributed": {"group": 1}}
-    return Run(Path("nowhere"), made_summary(parameters=1_000_000), [line] * 3, recipe)
-
-
 def test_costs_come_from_runs_of_one_process_and_of_one_worker_with_a_server():
-    one = Scaled(configuration("one"), made_run(1.0))
+    sizes = {"samples": 64, "batch_size": 32, "parameters": 1_000_000}
+    one = made_scaled("one", [1.0] * 3, [1.0] * 3, **sizes)
     assert costs_of_runs([one]) == Costs(0.5, 32, 4.0)
-    served = Scaled(configuration("async 1+1"), made_run(1.4, served={"apply": 0.3}))
+    report = {"seconds": {"apply": 0.3}, "staleness": [2]}
+    served = made_scaled("async 1+1", [1.4] * 3, [1.0] * 3, distributed=report, **sizes)
     costs = costs_of_runs([served, one])
     assert (costs.exchange, costs.update) == pytest.approx((0.05, 0.15))
     assert dataclasses.replace(costs, exchange=0.0, update=0.0) == Costs(0.5, 32, 4.0)

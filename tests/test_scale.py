@@ -11,12 +11,11 @@ import sys
 import threading
 import time
 import xml.dom.minidom
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from made_runs import made_summary
+from made_runs import made_scaled
 from rich.console import Console
 from test_report import parse_strictly
 from typer.testing import CliRunner
@@ -44,7 +43,6 @@ from fineprune.report.scaling.figures import (
 )
 from fineprune.report.scaling.tables import scale_tables
 from fineprune.report.table import rich_table
-from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
 
 # Configurations
@@ -158,23 +156,6 @@ def test_incompatible_settings_are_refused_before_the_training(tmp_path, text, m
 # Measures
 
 
-def made_run(seconds, losses, *, samples=100, pruned=(), distributed=None, accuracy=0.5, group=1):
-    metrics = []
-    for epoch, (duration, loss) in enumerate(zip(seconds, losses, strict=True)):
-        line = {
-            "epoch": epoch,
-            "seconds": duration,
-            "train_loss": loss,
-            "pruned": epoch in pruned,
-            "samples": samples,
-            "steps": 10,
-        }
-        metrics.append(line if distributed is None else line | {"distributed": distributed})
-    summary = made_summary(accuracy_last=accuracy, seconds_train=sum(seconds))
-    recipe = {"distributed": {"group": group}, "training": {"batch_size": 10}}
-    return Run(Path("nowhere"), summary, metrics, recipe)
-
-
 @pytest.fixture
 def made_runs():
     report = {
@@ -183,11 +164,10 @@ def made_runs():
         "seconds": {"compute": 0.5, "pull": 0.25, "apply": 0.125},
     }
     return [
-        Scaled(configuration("one"), made_run([9, 4, 4, 4], [3, 2, 1, 0.5])),
-        Scaled(configuration("all-reduce 2"), made_run([9, 2, 2, 2], [3, 2.5, 1, 0.8])),
-        Scaled(
-            configuration("async 2+2 dedicated"),
-            made_run([9, 2, 2.5, 4], [3, 0.5, 2, 0.9], pruned=[1], distributed=report),
+        made_scaled("one", [9, 4, 4, 4], [3, 2, 1, 0.5]),
+        made_scaled("all-reduce 2", [9, 2, 2, 2], [3, 2.5, 1, 0.8]),
+        made_scaled(
+            "async 2+2 dedicated", [9, 2, 2.5, 4], [3, 0.5, 2, 0.9], pruned=[1], distributed=report
         ),
     ]
 
@@ -210,11 +190,10 @@ def test_the_first_configuration_is_the_baseline(made_runs):
 
 
 def test_runs_with_several_seeds_are_one_row(made_runs):
-    config = configuration("async 2+1")
-    report = {"staleness": [4, 1], "dropped": 0, "seconds": {"compute": 1.0}}
+    report = {"staleness": [4, 1], "seconds": {"compute": 1.0}}
     pair = [
-        Scaled(config, made_run([9, 2, 4], [3, 2, loss], distributed=report, accuracy=accuracy))
-        for loss, accuracy in ((0.5, 0.5), (0.7, 0.6))
+        made_scaled("async 2+1", [9, 2, 4], [3, 2, loss], distributed=report, accuracy_last=last)
+        for loss, last in ((0.5, 0.5), (0.7, 0.6))
     ]
     *_, row = scale_rows([*made_runs, *pair], target_loss=1.0)
     assert (row.seeds, row.throughput) == (2, 37.5)
@@ -238,9 +217,8 @@ def test_a_slow_worker_is_seen(made_runs):
         {"samples": 80, "staleness": [0, 8], "seconds": {"compute": 0.4, "wait": 0.1}},
         {"samples": 20, "staleness": [0, 0, 0, 2], "seconds": {"compute": 0.5}},
     ]
-    report = {"staleness": [0, 8, 0, 2], "dropped": 0, "seconds": {"compute": 0.9}}
-    served = made_run([4, 4], [2, 1], distributed={**report, "workers": workers})
-    (row,) = scale_rows([Scaled(configuration("async 2+1"), served)])
+    report = {"staleness": [0, 8, 0, 2], "seconds": {"compute": 0.9}, "workers": workers}
+    (row,) = scale_rows([made_scaled("async 2+1", [4, 4], [2, 1], distributed=report)])
     fast, slow = row.each
     assert (fast.share, slow.share) == (0.8, 0.2)
     assert (fast.staleness_mean, slow.staleness_mean) == (1, 3)
@@ -281,7 +259,7 @@ def test_staleness_dropped_gradients_and_phases(made_runs):
 
 def paper_rows():
     """Rows with the throughput of the paper's Table 2, and of four accelerators in a node."""
-    made = scale_rows([Scaled(configuration("one"), made_run([1, 1], [2, 1]))])[0]
+    made = scale_rows([made_scaled("one", [1, 1], [2, 1])])[0]
     table = {"one": 33.0, "all-reduce 4": 124.18, "mixed 8+1 group=4": 195.60,
              "mixed 16+3 group=4": 383.09, "mixed 32+7 group=4": 809.10}  # fmt: skip
     rows = []
@@ -322,7 +300,7 @@ def test_every_point_of_the_papers_figure_2_lies_inside_its_panel(monkeypatch):
 
 
 def test_a_loss_curve_of_one_point_is_drawn(monkeypatch):
-    run = Scaled(configuration("one"), made_run([4, 4], [2, 1], pruned=[1]))
+    run = made_scaled("one", [4, 4], [2, 1], pruned=[1])
     ((points, (left, right), (bottom, top)),) = drawn_points(
         lambda: draw_loss([run], None), monkeypatch
     )
@@ -333,14 +311,15 @@ def test_a_loss_curve_of_one_point_is_drawn(monkeypatch):
 
 
 def test_the_loss_is_noted_several_times_per_epoch():
-    run = made_run([4, 4], [3, 2])
+    scaled = made_scaled("one", [4, 4], [3, 2])
+    run = scaled.run
     for line, parts in zip(run.metrics, ([4, 2], [2.5, 1.5]), strict=True):
         line["losses"] = parts
     # The mean over as many batches as an epoch has.
     assert loss_curve(run) == [
         (0.5, 50, 2, 4), (1, 100, 4, 3), (1.5, 150, 6, 2.25), (2, 200, 8, 2),
     ]  # fmt: skip
-    (row,) = scale_rows([Scaled(configuration("one"), run)], target_loss=2.5)
+    (row,) = scale_rows([scaled], target_loss=2.5)
     assert row.seconds_to_target == pytest.approx(4 + 2 * 0.5 / 0.75)
 
 
@@ -351,7 +330,8 @@ def table_lines(rows):
 
 @pytest.mark.parametrize("columns", [80, 200])
 def test_tables_fit_the_terminal_without_breaks_inside_words(made_runs, columns):
-    rows = scale_rows([*made_runs, Scaled(configuration("mixed 8+4 group=2"), made_runs[2].run)])
+    mixed = configuration("mixed 8+4 group=2")
+    rows = scale_rows([*made_runs, Scaled(mixed, made_runs[2].run)])
     for table in scale_tables(rows):
         output = io.StringIO()
         console = Console(width=columns, file=output)
@@ -368,7 +348,7 @@ def test_tables_fit_the_terminal_without_breaks_inside_words(made_runs, columns)
 
 def test_a_run_of_one_epoch_cannot_be_measured():
     with pytest.raises(ValueError, match="at least two epochs"):
-        scale_rows([Scaled(configuration("one"), made_run([1], [1]))])
+        scale_rows([made_scaled("one", [1], [1])])
 
 
 def test_figures_are_well_formed_and_reproducible(made_runs):
@@ -432,7 +412,6 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
 
 NODES = """
 import sys
-from pathlib import Path
 
 recipe, out = Path(sys.argv[4]), Path(sys.argv[6])
 print(f" 0: fineprune: {recipe.parent == out.parent and recipe.is_file()}", file=sys.stderr)
@@ -507,8 +486,8 @@ def test_a_run_whose_experiment_ends_follows_it_where_the_parent_keeps_its_numbe
 
 def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():
     runs = [
-        Scaled(configuration("one"), made_run([9, 4], [3, 2], pruned=[0, 1])),
-        Scaled(configuration("all-reduce 2"), made_run([9, 2], [3, 2.5], pruned=[0, 1])),
+        made_scaled("one", [9, 4], [3, 2], pruned=[0, 1]),
+        made_scaled("all-reduce 2", [9, 2], [3, 2.5], pruned=[0, 1]),
     ]
     rows = scale_rows(runs)
     assert [row.target_loss for row in rows] == [None, None]

@@ -1,7 +1,5 @@
 """``fineprune scale``."""
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +9,11 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, RecipeFile, Seeds, path_option, split_changes
 from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
+from fineprune.cli.results import show_scaling
 from fineprune.errors import InputError, check_positive
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
-from fineprune.experiments.scale_table import read_scaling, scale_rows
+from fineprune.experiments.scale_table import read_scaling
 from fineprune.runs.files import REPORT
 from fineprune.training.recipe import Recipe, read_recipe
 
@@ -73,17 +72,16 @@ def scale(
 
     Example: fineprune scale strategies --predict cluster.nodes=64 cluster.gigabits=25
     """
-    # Imported here, because matplotlib and scipy would delay the start of every command.
-    from fineprune.report.scaling.page import scale_caveats, write_scale_report
-    from fineprune.report.scaling.tables import scale_tables
-    from fineprune.report.table import print_tables
-
     words, changes = split_changes(configurations)
     folder = out or Path("runs") / f"{recipe.stem}-scale"
     if target_loss is not None:
         check_positive("--target-loss", target_loss)
     if prediction:
-        others = {"--target-loss": target_loss, "--same-update": same_update}
+        others = {
+            "--seeds": seeds > 1,
+            "--target-loss": target_loss,
+            "--same-update": same_update,
+        }
         if given := next((option for option, value in others.items() if value), None):
             raise InputError(f"expected {given} without --predict, got both: leave one out")
         described = [change for change in changes if change.startswith(("cluster.", "costs."))]
@@ -104,18 +102,8 @@ def scale(
             same_update=same_update,
             on_progress=update,
         )
-    read = read_scaling(folder)
-    rows = scale_rows(read.runs, target_loss)
-    page = folder / REPORT
-    write_scale_report(read, rows, page)
-    if as_json:
-        lines = [dataclasses.asdict(row) for row in rows]
-        typer.echo(json.dumps({"folder": str(folder), "rows": lines}))
-        return
-    console = print_tables(scale_tables(rows))
-    for sentence in scale_caveats(read):
-        console.print(f"- {sentence}", style="dim", highlight=False)
-    typer.echo(f"report: {page}")
+    about = {"folder": str(folder)}
+    show_scaling(read_scaling(folder), folder / REPORT, target_loss, as_json=as_json, about=about)
 
 
 def _predict(
