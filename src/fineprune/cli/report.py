@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Margin, Runs, margin_fraction, path_option
 from fineprune.cli.output_paths import check_file, inputs_of
