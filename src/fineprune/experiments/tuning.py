@@ -66,6 +66,7 @@ def tuned_rates(
     tried = list(dict.fromkeys(rated.values()))
     held_out = held_out_recipe(recipe, num_samples)
     found: dict[str, _Found] = {name: {} for name in tried}
+    epochs = 0
     for factor in FACTORS:
         trials = folder / "rates" / f"{factor:g}"
         at_rate = held_out.replaced("training", lr=recipe.training.lr * factor)
@@ -81,10 +82,12 @@ def tuned_rates(
                 on_progress=named(name, on_progress),
             )
         for run in read_runs([trials]):
-            found[run.summary.arm].setdefault(factor, []).append(run.summary.accuracy_last)
+            if run.summary.arm in found:
+                found[run.summary.arm].setdefault(factor, []).append(run.summary.accuracy_last)
+                epochs += run.summary.epochs
     chosen = {name: _best(name, of_arm, seeds) for name, of_arm in found.items()}
     for name, factor in chosen.items():
-        on_progress(_line(name, factor, found[name], held_out.data.validation), 1, 1)
+        on_progress(_line(name, factor, found[name], held_out.data.validation), epochs, epochs)
     return {name: chosen[other] for name, other in rated.items()}
 
 
@@ -102,7 +105,8 @@ def held_out_recipe(recipe: Recipe, num_samples: int) -> Recipe:
 
 
 def _best(arm: str, found: _Found, seeds: int) -> float:
-    finished = {factor: statistics.fmean(of) for factor, of in found.items() if len(of) == seeds}
+    most = max([seeds, *map(len, found.values())])  # Of others, some trials diverged.
+    finished = {factor: statistics.fmean(of) for factor, of in found.items() if len(of) == most}
     if not finished:
         tried = ", ".join(f"{factor:g}" for factor in FACTORS)
         raise RunError(
