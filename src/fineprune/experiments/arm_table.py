@@ -44,8 +44,7 @@ class Difference:
 
     Attributes:
         mean: The mean difference over the pairs. For accuracies, 0.01 is one percentage point.
-        half_width: Half the width of the 95 % Student confidence interval of the mean; None with
-            one pair.
+        half_width: Half the width of its 95 % Student confidence interval; None with one pair.
         pairs: The number of seeds that both arms have.
     """
 
@@ -64,10 +63,7 @@ class Difference:
         return None if self.half_width is None else self.mean + self.half_width
 
     def points(self) -> str:
-        """Return the difference of fractions in percentage points, with half its interval if any.
-
-        The space is one at which lines do not break.
-        """
+        """Return the difference of fractions in points, with half its interval if any."""
         half = "" if self.half_width is None else f"\N{NO-BREAK SPACE}±{100 * self.half_width:.2f}"
         return f"{100 * self.mean:+.2f}{half}"
 
@@ -195,10 +191,7 @@ class Row:
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Split runs into groups that can be compared, in the given order.
-
-    A comparison has a group for each network and dataset in it, and so have all runs that belong to
-    none.
+    """Split runs into groups that can be compared: by comparison, network and dataset.
 
     Raises:
         InputError: Runs of a group have an arm and a seed in common, were trained on other data, or
@@ -270,9 +263,8 @@ class Formulas:
 
     Attributes:
         step: T, the seconds of a step: the median over the epochs of full training.
-        steps, steps_full: The number of steps of the run (formula 5 with fewer batches in pruned
-            epochs) and of full training.
-        overhead: The run's own bookkeeping, in seconds, which is that of all its epochs.
+        steps, steps_full: The number of steps of the run (formula 5) and of full training.
+        overhead: The seconds of the run's own bookkeeping in all epochs.
     """
 
     step: float

@@ -68,9 +68,9 @@ def paper_one(
         folder: The folder to which the comparison of each network is written.
         changes: Changes of all recipes, as for ``read_recipe``.
         full: Whether to train all ten networks for 200 epochs on CIFAR-10.
-        seeds: The number of runs of each arm; 0 for three of LeNet and one of the other networks.
-        jobs: The number of runs that train at the same time; 0 for one per core (at most two) in
-            the small training, and for one in the full one.
+        seeds: The number of runs of each arm; 0 for three of LeNet and one of the others.
+        jobs: The number of runs at the same time; 0 for one per core (at most two) in the small
+            training, and for one in the full one.
         on_progress: See ``OnProgress``.
 
     Yields:
