@@ -1,7 +1,7 @@
 """Prints the tables of finished runs and writes their report, for several commands."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +69,7 @@ def show_scaling(
     target_loss: float | None = None,
     *,
     as_json: bool,
-    about: dict[str, object],
+    about: Mapping[str, object],
 ) -> None:
     """Write the report of a scaling experiment, and print its tables."""
     from fineprune.experiments.scale_table import scale_rows

@@ -51,8 +51,10 @@ def slurm(
 
     verb, *words = command
     check_one_of("the verb of the job", verb, ("train", "compare", "scale", "paper"))
+    verbs = typer.main.get_group(app)
+    parser = verbs.get_command(typer.Context(verbs), verb)
+    assert parser is not None
     try:
-        parser = typer.main.get_group(app).get_command(None, verb)
         given = parser.make_context(verb, list(words)).params
     except typer.TyperException as error:
         raise InputError(f"{verb}: {error.format_message()}") from error

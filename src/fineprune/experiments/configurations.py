@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import sys
+from typing import Any
 
 from fineprune.distributed.strategy import OF_ANY_SERVERS, Strategy
 from fineprune.errors import InputError
@@ -103,7 +104,7 @@ def configuration(text: str) -> Configuration:
         raise InputError(f"expected each option once, got {text!r}")
     normal = " ".join([form.removesuffix(" shared"), *(f"{n}={v:g}" for n, v in options.items())])
     lr = options.pop("lr", None)
-    integers = {name: int(value) for name, value in options.items()}
+    integers: dict[str, Any] = {name: int(value) for name, value in options.items()}
     if found["strategy"]:
         made = Strategy(
             strategy=found["strategy"],
