@@ -1,5 +1,6 @@
 """``fineprune scale``."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -128,8 +129,8 @@ def _predict(
     page = folder / "predicted.html"
     write_plan_page(plan, costs, cluster, folder.name, single.to_toml(), page)
     found = {
-        "cluster": cluster,
-        "costs": costs,
+        "cluster": asdict(cluster),
+        "costs": asdict(costs),
         "rows": plan.rows,
         "stops": [row.configuration for row in plan.stops],
         "recommended": plan.recommended.configuration,
