@@ -384,3 +384,10 @@ def test_experiments_refuse_to_be_started_by_torchrun(command, tmp_path, monkeyp
     assert done.exit_code == 2
     assert f"fineprune {command.split()[0]} without torchrun, got 2 processes" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_full_training_pays_for_no_records(tmp_path):
+    """What a method saves is relative to a loop that records nothing."""
+    for asked in (True, False):
+        runs = planned(small(f"run.history={str(asked).lower()}"), tmp_path, 1, ("full", "watched"))
+        assert [run.recipe.run.history for run in runs] == [False, True]
