@@ -121,9 +121,15 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("slurm --nodes 2 --out q.toml -- train q.toml", "expected --out not to be the input q.toml"),
-        ("slurm --nodes 2 --out q.toml -- train digits", "expected --out to be a script, got q.toml"),
-        ("plan done --samples 3", "got done with --samples: leave them out"),
+        (
+            "slurm --nodes 2 --out q.toml -- train q.toml",
+            "expected --out not to be the input q.toml",
+        ),
+        (
+            "slurm --nodes 2 --out q.toml -- train digits",
+            "expected --out to be a script, got q.toml",
+        ),
+        ("plan done --samples 3", "got done with some: leave them out"),
         ("plan q.toml --svg q.toml", "expected --svg not to be the input q.toml"),
         ("plan q.toml --svg ./x/../q.toml", "expected --svg not to be the input q.toml"),
         (
@@ -318,7 +324,9 @@ def test_a_full_disk_under_the_output_is_one_line(python, arguments):
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["slurm --nodes 1 --out f -- train q.toml", "plan q.toml --svg f"])
+@pytest.mark.parametrize(
+    "command", ["slurm --nodes 1 --out f -- train q.toml", "plan q.toml --svg f"]
+)
 def test_a_full_disk_leaves_the_old_file(command, folder, monkeypatch):
     (folder / "f").write_text("#! old")
 
