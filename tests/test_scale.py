@@ -413,6 +413,7 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
 
 NODES = """
 import sys
+from pathlib import Path
 
 recipe, out = Path(sys.argv[4]), Path(sys.argv[6])
 print(f" 0: fineprune: {recipe.parent == out.parent and recipe.is_file()}", file=sys.stderr)
@@ -505,7 +506,7 @@ def test_a_configuration_is_given_once_however_it_is_written(tmp_path):
 
 
 def test_settings_of_the_recipe_that_do_not_count_are_named(tmp_path, caplog, monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise InputError("stopped")
 
     monkeypatch.setattr("fineprune.experiments.scale.configured", stop)
