@@ -379,8 +379,11 @@ COMMANDS = [
         "expected title in runs/comparison-empty/compare.json, got none",
     ),
     # Comparisons and configurations.
-    (f"compare {QUICK} --seeds 0", "'--seeds': 0 is not in the range 1<=x<=1000"),
-    (f"compare {QUICK} --jobs 0", "'--jobs': 0 is not in the range 1<=x<=1000"),
+    (
+        f"compare {QUICK} --seeds 0",
+        "'--seeds': Input should be greater than or equal to 1, got '0'",
+    ),
+    (f"compare {QUICK} --jobs 0", "'--jobs': Input should be greater than or equal to 1, got '0'"),
     (f"compare {QUICK} --margin 0", "expected --margin as percentage points above 0 and below 100"),
     (f"compare {QUICK} --arms full,half", "expected arms out of full, watched, second, adaptive"),
     (f"compare {QUICK} pruning.policy=full", "expected a recipe with a pruning schedule"),
@@ -417,7 +420,10 @@ COMMANDS = [
     ),
     (f"plan {QUICK} {own('pair')}", "expected --samples with data.name = "),
     # Batch scripts.
-    (f"slurm --nodes 0 -- train {QUICK}", "'--nodes': 0 is not in the range"),
+    (
+        f"slurm --nodes 0 -- train {QUICK}",
+        "'--nodes': Input should be greater than or equal to 1, got '0'",
+    ),
     (f"slurm --nodes 2 -- train {QUICK} distributed.strategy=sink", "did you mean 'sync'"),
     (f"slurm --nodes 2 -- train {QUICK} --sedes 3", "train: No such option: --sedes"),
     (f"slurm --nodes 2 -- {QUICK}", "expected the verb of the job to be one of"),

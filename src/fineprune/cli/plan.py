@@ -64,7 +64,8 @@ def plan(
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
     file = Path(files[0]) if files else None
     if file is not None and _is_run(file):
-        if any((changes, save, samples, step_time, overhead, svg)) or ranks != 1:
+        given = (save, samples, step_time, svg)
+        if changes or overhead or ranks != 1 or any(value is not None for value in given):
             raise InputError(
                 f"expected the folder of a run without changes or other options than --json, got "
                 f"{files[0]} with some: leave them out, since its recipe says how it was trained"

@@ -82,6 +82,7 @@ def scale(
             ``configured``.
         on_progress: See ``OnProgress``.
     """
+    read_begun(folder / SCALING, ScalingList, "scale")  # It checks the folder.
     if len({chosen.folder for chosen in configurations}) < len(configurations):
         texts = ", ".join(chosen.text for chosen in configurations)
         raise InputError(f"expected each configuration once, got {texts}")
