@@ -9,12 +9,14 @@ import sys
 import time
 
 import pytest
+from made_runs import made_recipe, make_compare
 from processes import in_session, wait_until_ended
 from resuming import train_through
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.errors import InputError, TrainingDiverged
+from fineprune.experiments.compare import _result as result_of
 from fineprune.experiments.compare import compare, plan_runs
 from fineprune.experiments.controls import make_arms
 from fineprune.report.comparison import write_report
@@ -251,6 +253,13 @@ def test_the_progress_says_which_runs_finished_with_which_accuracy(whole, said):
     # Full training is finished before the last of four runs, two of which train at a time.
     assert any(", saved " in line and " of the time (predicted " in line for line in lines)
     assert said[-1][1:] == (96, 96)
+
+
+def test_an_arm_that_skips_nothing_is_said_to_save_nothing(tmp_path):
+    recipe = made_recipe()
+    folder = make_compare(tmp_path / "c", recipe=recipe, arms=("full", "watched"), seeds=[0])
+    lines = [result_of(folder / f"{name}-0") for name in ("full", "watched")]
+    assert [line.startswith("accuracy ") and "saved" not in line for line in lines] == [True, True]
 
 
 def test_arms_and_seeds_are_added_to_a_comparison(copied):

@@ -167,6 +167,8 @@ def _result(folder: Path) -> str:
     if folder == full or not (full / SUMMARY).exists():
         return reached(folder)
     regular = read_run(full)
+    if run.summary.samples_trained >= regular.summary.samples_trained:
+        return reached(folder)  # It saves nothing.
     saved = 1 - run.summary.seconds_train / regular.summary.seconds_train
     predicted = formulas(run, regular).saving
     return f"{reached(folder)}, saved {saved:.1%} of the time (predicted {predicted:.1%})"
