@@ -114,7 +114,7 @@ def _predict(
     """Predict configurations, print them, and write ``predicted.json``."""
     # Imported here, because torch would delay the start of every command.
     from fineprune.experiments.planner import described, measured_costs, plan_cluster, sample_steps
-    from fineprune.report.scaling.planned import planned_table
+    from fineprune.report.scaling.tables import planned_table
     from fineprune.report.table import print_tables
     from fineprune.runs.files import json_text, write_json
     from fineprune.training.data import load_data
