@@ -114,7 +114,7 @@ def test_the_commands_of_the_page_work_one_after_another(folder, fast_runs):
     again = run("compare", "recipes/digits.toml", *LESS, "--json")
     assert again.exit_code == 0, again.output
     rows = [row["arm"] for row in json.loads(again.stdout)["rows"]]
-    assert rows == ["full", "fine-pruning", "random", "fewer-epochs"]
+    assert rows == ["full", "fine-pruning", "random", "shorter"]
     other = run("compare", "recipes/digits.toml", *LESS, "training.lr=0.5")
     assert other.exit_code == 2
     assert "recipe.toml differs" in other.stderr

@@ -37,6 +37,9 @@ Changes = Annotated[
         show_default=False,
     ),
 ]
+Seeds = Annotated[
+    int, typer.Option(min=1, max=1000, help="The number of runs (seeds) of each training.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Margin = Annotated[
     float,
