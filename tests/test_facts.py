@@ -57,6 +57,16 @@ def test_they_name_classes_that_were_not_learned_and_samples_that_were_not_recor
     assert "3 of 603 samples were never recorded" in said
 
 
+def test_a_network_that_has_learned_nothing_is_told_to_train_longer():
+    watch = fp.LabelWatch(N, CLASSES)
+    logits = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
+    watch.record(torch.arange(N), logits, torch.arange(N) % CLASSES)
+    first, *_ = watch.facts()
+    assert first.startswith("The network has hardly learned these labels")
+    assert "train longer" in first
+    assert not any("hardly learned these labels" in fact for fact in watched(60).facts())
+
+
 def test_without_a_suspect_no_pair_of_classes_is_named():
     assert [fact for fact in watched(0).facts() if "mistakes" in fact] == []
     with pytest.raises(InputError, match=r"expected the names of 6 classes, .* got 1"):
@@ -86,7 +96,7 @@ def test_plan_gives_them_for_a_finished_run(tmp_path):
     for options in (["--save", "0.3"], ["--samples", "0"], ["training.epochs=3"]):
         result = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), *options])
         assert result.exit_code == 2
-        assert "expected the folder of a run without other options" in result.stderr
+        assert "expected the folder of a run without changes or other" in result.stderr
 
 
 def test_plan_needs_a_finished_run_with_evidence(tmp_path):

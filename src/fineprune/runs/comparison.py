@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fineprune.errors import InputError
-from fineprune.runs.files import COMPARISON, read_json, write_json
+from fineprune.runs.files import COMPARISON, read_version, write_json
 
 _VERSION = 2
 
@@ -17,17 +16,14 @@ class Arm:
     Attributes:
         name: The name of the arm.
         changes: What differs from the recipe of the comparison, as ``Recipe.changes_to`` returns
-            it: the pruning section as a whole, and the other settings by section; None for one that
-            the arm leaves unset.
-        needs: The arm whose run with the same seed must be finished first; None if there is none.
-        takes: What the arm takes from that run: the ``numbers`` of samples of each epoch, or the
-            ``suspects``, which it leaves out; None if it needs none.
+            it.
+        needs: The arm whose run with the same seed must be finished first, because this one takes
+            the numbers of samples of each epoch from it, or its suspects; None if there is none.
     """
 
     name: str
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     needs: str | None = None
-    takes: Literal["numbers", "suspects"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +42,7 @@ class Comparison:
     Attributes:
         version: The version of the file's format.
         title: The title.
-        tuned: The number of seeds with which the learning rate of each arm was chosen; 0 if none
-            was.
+        tuned: Whether the learning rate of each arm was chosen on held-out samples.
         sha256: The digests with which the comparison began; see ``training.summary.input_digests``.
         arms: The arms, in the order of tables.
         runs: The runs, those that diverged included.
@@ -56,26 +51,16 @@ class Comparison:
 
     version: int = _VERSION
     title: str
-    tuned: int = 0
+    tuned: bool = False
     sha256: dict[str, str | None]
     arms: tuple[Arm, ...]
     runs: tuple[ListedRun, ...]
     diverged: dict[str, str] = field(default_factory=dict)
 
-    def arm(self, name: str) -> Arm | None:
-        """Return the arm with a name; None if there is none."""
-        return next((arm for arm in self.arms if arm.name == name), None)
-
 
 def read_comparison(folder: Path) -> Comparison:
     """Read and check ``compare.json`` in a folder."""
-    read = read_json(folder / COMPARISON, Comparison)
-    if read.version != _VERSION:
-        raise InputError(
-            f"expected format {_VERSION} of {folder / COMPARISON}, got {read.version}: read it "
-            f"with the version of fineprune that wrote it"
-        )
-    return read
+    return read_version(folder / COMPARISON, Comparison, _VERSION)
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> None:
