@@ -82,17 +82,7 @@ def test_a_character_that_is_unknown_ends_no_command(errors, monkeypatch):
 
 
 def test_the_page_shows_every_verb():
-    assert {command.split()[0] for command in shown_commands()} == {
-        "plan",
-        "train",
-        "compare",
-        "report",
-        "inspect",
-        "scale",
-        "slurm",
-        "paper",
-        "recipes",
-    }
+    assert {command.split()[0] for command in shown_commands()} == {*VERBS}
 
 
 def test_the_commands_of_the_page_work_one_after_another(folder, fast_runs):
@@ -160,28 +150,6 @@ def test_plan_takes_changes_after_one_set_too(folder):
     assert json.loads(result.stdout)["pruned_epochs"] < plain["pruned_epochs"]
     options = [*PAPER.split(), "pruning.prune=0.625", "--json", *changes]
     assert json.loads(run(*options).stdout)["prunes"] == json.loads(result.stdout)["prunes"]
-
-
-NAMED = """
-import torch
-from torch.utils.data import TensorDataset
-
-def data():
-    images = TensorDataset(torch.rand(96, 3, 32, 32), torch.arange(96) % 3)
-    images.classes = ["one", "two", "three"]
-    return images, images
-"""
-
-
-def test_data_of_one_s_own_may_be_held_back_for_validation(folder, monkeypatch):
-    """The classes are named by the training set, not by the part of it that is left."""
-    monkeypatch.syspath_prepend(folder)
-    (folder / "named.py").write_text(NAMED)
-    changes = [*own("named:data"), "data.validation=32"]
-    result = run("train", "recipes/digits.toml", *LESS, *changes, "--json")
-    assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout)
-    assert (summary["train_samples"], summary["evaluated_on"]) == (64, "validation")
 
 
 def test_a_training_that_diverges_is_one_line_and_exit_status_3(folder):

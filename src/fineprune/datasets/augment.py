@@ -62,19 +62,15 @@ def draw(augment: Augment, *, seed: int, epoch: int, samples: int) -> Draws:
     The windows are the same with and without flipping.
     """
     generator = stream(seed, epoch, "augment")
-    offsets = generator.integers(0, 2 * augment.padding + 1, size=(2, samples), dtype=np.uint8)
-    if augment.flip:
-        flip = generator.integers(0, 2, size=samples, dtype=np.bool_)
-    else:
-        flip = np.zeros(samples, dtype=np.bool_)
-    return Draws(offsets[0], offsets[1], flip)
+    top, left = generator.integers(0, 2 * augment.padding + 1, size=(2, samples), dtype=np.uint8)
+    flip = generator.integers(0, 1 + augment.flip, size=samples, dtype=np.bool_)
+    return Draws(top, left, flip)
 
 
 class Normalise:
-    """Convert bytes to float32 with about zero mean and unit deviation: ``(v / 255 - mean) / std``.
+    """Convert bytes to float32: ``(v / 255 - mean) / std``, of values scaled to 0..1.
 
-    The mean and the deviation of each channel are those of values scaled to 0..1, and the images
-    are ``width`` pixels wide.
+    There is one mean and one deviation per channel, and the images are ``width`` pixels wide.
     """
 
     def __init__(

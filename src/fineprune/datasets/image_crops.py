@@ -33,9 +33,9 @@ class Crop(NamedTuple):
 def random_resized_crop(width: int, height: int, *, key: tuple[int, int, int], flip: bool) -> Crop:
     """Return a random part of random size and ratio, to be resized to a square.
 
-    The share of the area is uniform in 0.08..1, and the logarithm of the ratio is uniform between
-    those of 3/4 and 4/3. If ten such parts do not fit into the image, the result is the largest
-    part in its centre that has a ratio in these bounds.
+    The share of the area is uniform in 0.08..1, and so is the logarithm of the ratio between those
+    of 3/4 and 4/3. If ten such parts do not fit into the image, the largest part in its centre with
+    such a ratio is taken.
 
     Args:
         width, height: The size of the image in pixels.

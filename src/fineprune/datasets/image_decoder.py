@@ -116,17 +116,6 @@ def _decode_any(content: bytes, choose: Choose, size: int) -> torch.Tensor:
     return _resized(pixels, size, crop.flip)
 
 
-def has_more_bits(content: bytes) -> bool:
-    """Return whether an image has more than eight bits per pixel, of which eight are kept."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            return image.mode.startswith("I")
-    except Exception:  # A broken file is said when it is used.
-        return False
-
-
 def _eight_bits(image: Any) -> Any:
     """Return the eight highest bits of 16 or, in an image with values below 4096, of 12.
 

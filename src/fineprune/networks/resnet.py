@@ -10,6 +10,7 @@ block.
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +35,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return features of shape (B, width, height / stride, width / stride)."""
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
-        return F.relu(y.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
+        return F.relu(self.bn2(self.conv2(y)).add_(self.downsample(x)), inplace=True)
 
 
 class Bottleneck(nn.Module):
@@ -58,8 +58,10 @@ class Bottleneck(nn.Module):
         """Return features of shape (B, 4 * width, height / stride, width / stride)."""
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
         y = F.relu(self.bn2(self.conv2(y)), inplace=True)
-        y = self.bn3(self.conv3(y))
-        return F.relu(y.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
+        return F.relu(self.bn3(self.conv3(y)).add_(self.downsample(x)), inplace=True)
+
+
+Block = type[BasicBlock] | type[Bottleneck]
 
 
 class ResNet(nn.Module):
@@ -75,7 +77,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: Block,
         blocks: Sequence[int],
         classes: int = 10,
         channels: int = 3,
@@ -83,7 +85,7 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(channels, _THIN[0], 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(_THIN[0])
-        self.stages = nn.Sequential(*itertools.chain(*_stages(block, _THIN, blocks)))
+        self.stages = nn.Sequential(*itertools.chain(*stages_of(block, _THIN, blocks, _THIN[0])))
         self.linear = nn.Linear(_THIN[-1] * block.expansion, classes)
         init_convolutions(self)
         nn.init.zeros_(self.linear.bias)
@@ -108,7 +110,7 @@ class ImageNetResNet(nn.Module):
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: Block,
         blocks: Sequence[int],
         classes: int = 1000,
         channels: int = 3,
@@ -116,7 +118,7 @@ class ImageNetResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, _WIDE[0], 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(_WIDE[0])
-        stages = [nn.Sequential(*stage) for stage in _stages(block, _WIDE, blocks)]
+        stages = [nn.Sequential(*stage) for stage in stages_of(block, _WIDE, blocks, _WIDE[0])]
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(_WIDE[-1] * block.expansion, classes)
         init_convolutions(self)
@@ -137,16 +139,14 @@ def init_convolutions(network: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def _stages(
-    block: type[BasicBlock] | type[Bottleneck], widths: Sequence[int], blocks: Sequence[int]
+def stages_of(
+    block: Any, widths: Sequence[int], blocks: Sequence[int], in_channels: int
 ) -> list[list[nn.Module]]:
     """Return the blocks of each stage. All stages but the first halve the height and width.
 
-    ``widths`` are the numbers of channels of the 3x3 convolutions in each stage. The input of the
-    first stage has as many as its convolutions.
+    ``widths`` are the numbers of channels of the 3x3 convolutions in each stage.
     """
     stages: list[list[nn.Module]] = []
-    in_channels = widths[0]
     for width, number in zip(widths, blocks, strict=True):
         stages.append([])
         for place in range(number):
@@ -156,10 +156,10 @@ def _stages(
     return stages
 
 
-def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Module | None:
-    """Return the projection of a block's shortcut; None if the shape stays the same."""
+def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Return the projection of a block's shortcut, if the shape changes."""
     if in_channels == out_channels and stride == 1:
-        return None
+        return nn.Identity()
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
     )

@@ -1,6 +1,5 @@
-"""The user's training loader with the samples of the plan, and its place in the ``Trainer``."""
+"""The user's training loader with the samples of the plan."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,20 +58,3 @@ class PrunedLoader(DataLoader[Any]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: the position is in the state of the pruner."""
-
-
-class PrunedSource:
-    """Takes the place of ``source``, from which Lightning gets the loader of the next epoch."""
-
-    def __init__(self, source: Any, loader: Callable[[], PrunedLoader]) -> None:
-        self.source = source
-        self._loader = loader
-
-    def dataloader(self) -> DataLoader[Any]:
-        """Return the training loader of the next epoch."""
-        return self._loader()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "source":  # It is missing while a copy is made.
-            raise AttributeError(name)
-        return getattr(self.source, name)
