@@ -339,7 +339,7 @@ def test_other_batches_and_checkpoints_without_pruning_are_refused(
 
 def test_the_trainer_is_left_as_it_was(runs, pruning, undisturbed):
     trainer = undisturbed[0].trainer
-    assert trainer.fit_loop._data_source.dataloader() is not trainer.train_dataloader
+    assert "dataloader" not in vars(trainer.fit_loop._data_source)
     assert (trainer.max_steps, trainer.reload_dataloaders_every_n_epochs) == (-1, 0)
     pruned = pickle.loads(pickle.dumps(pruning(runs.POLICY)))  # ``ddp_spawn`` does this.
     with pytest.raises(InputError, match="expected a training that has begun"):

@@ -241,10 +241,7 @@ def test_a_crash_before_the_summary_loses_nothing(done):
         ("plan q.toml --samples 1000000000000", "expected --samples of at most 1,000,000,000"),
         ("compare q.toml --seeds 100000000", "expected --seeds from 1 to 1000, got 100000000"),
         ("train q.toml data.labels=long.csv", "expected an index of 0 to 127, or a key, in line 2"),
-        (
-            "train q.toml data.labels=long.txt",
-            "of a class in line 1 of long.txt, got '1111",
-        ),
+        ("train q.toml data.labels=long.txt", "of a class in line 1 of long.txt, got '1111"),
         (f"scale q.toml 'async {'9' * 5000}+1'", "expected a configuration such as"),
         ("train q.toml --out b\udce4d", "expected --out to be a path in UTF-8"),
         ("report done --out b\udce4d.html", "expected --out to be a path in UTF-8"),

@@ -143,30 +143,6 @@ def test_pruners_of_one_policy_do_not_learn_from_each_other():
     assert other.policy.counts.sum() == 0
 
 
-@pytest.mark.parametrize("begins", ["start_epoch", "set_epoch", "epochs"])
-@pytest.mark.parametrize("ended", [True, False])
-def test_epochs_that_a_loaded_state_has_trained_are_not_trained_again(begins, ended):
-    stopped = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
-    for epoch in range(2):
-        stopped.start_epoch(epoch)
-        for index in stopped.sampler.order().split(8):
-            stopped.record(index, torch.ones(8))
-        if ended:
-            stopped.end_epoch()
-    resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
-    resumed.load_state_dict(stopped.state_dict())
-
-    def begin():
-        if begins == "epochs":
-            next(resumed.epochs(0))
-        else:
-            getattr(resumed, begins)(0)
-        resumed.record(resumed.sampler.order()[:8], torch.ones(8))
-
-    with pytest.raises(InputError, match="of epoch 0, which has ended"):
-        begin()
-
-
 # What a user has set for all of torch
 
 

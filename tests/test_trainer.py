@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import trainer_arguments
 from digits_loop import weights
 from gloo_group import free_port, launched, leave_group
 from torch.utils.data import DataLoader, DistributedSampler
@@ -167,25 +168,8 @@ CASES = {
 
 
 def arguments(folder, made=TrainingArguments, **changes):
-    """Return arguments, with SGD of a fixed rate if there is no other scheduler."""
-    return made(
-        **{
-            "output_dir": str(folder),
-            "num_train_epochs": EPOCHS,
-            "per_device_train_batch_size": BATCH,
-            "optim": "sgd",
-            "learning_rate": 0.1,
-            "lr_scheduler_type": "constant",
-            "max_grad_norm": 0,
-            "logging_strategy": "epoch",
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-            **changes,
-        }
-    )
+    settings = {"num_train_epochs": EPOCHS, "max_grad_norm": 0, **changes}
+    return trainer_arguments.arguments(folder, made, **settings)
 
 
 class Watched(PruningTrainer):

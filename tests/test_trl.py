@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from digits_loop import weights
 from torch.utils.data import SequentialSampler
+from trainer_arguments import arguments
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -49,28 +50,7 @@ class Counted:
         self.passes[torch.is_grad_enabled()] += 1
 
 
-def arguments(made, folder, **changes):
-    return made(
-        **{
-            "output_dir": str(folder),
-            "num_train_epochs": EPOCHS,
-            "per_device_train_batch_size": BATCH,
-            "per_device_eval_batch_size": BATCH,
-            "optim": "sgd",
-            "learning_rate": 0.1,
-            "lr_scheduler_type": "constant",
-            "logging_strategy": "epoch",
-            "eval_strategy": "epoch",
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "bf16": False,
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-            "seed": 0,
-            **changes,
-        }
-    )
+OWN = {"num_train_epochs": EPOCHS, "eval_strategy": "epoch", "bf16": False, "seed": 0}
 
 
 def texts(number=N):
@@ -122,7 +102,7 @@ def trained(kind, folder, policy=None, made=None, more=None, resume=None, **chan
     more = {**({} if policy is None else needed), **(more or {})}
     trainer = (made or (alone if policy is None else pruning))(
         model=counted.model,
-        args=arguments(config, folder, **{**options, **changes}),
+        args=arguments(folder, config, **{**OWN, **options, **changes}),
         train_dataset=data(),
         eval_dataset=data(16),
         processing_class=counted.tokens,
@@ -229,7 +209,7 @@ def train_rewards(folder, **more):
     model.score.weight.data *= 1000  # At first, the loss of each pair would be log(2).
     trainer = type("PruningRewardTrainer", (PruningMixin, RewardTrainer), {})(
         model=model,
-        args=arguments(RewardConfig, folder, eval_strategy="no"),
+        args=arguments(folder, RewardConfig, **{**OWN, "eval_strategy": "no"}),
         train_dataset=pairs(),
         processing_class=counted.tokens,
         pruning=POLICY,

@@ -48,11 +48,7 @@ def check_trainer(trainer: pl.Trainer, module: pl.LightningModule, policy: Polic
         ("max_steps", -1, "leave it out, since max_epochs and the policy say how many there are"),
         ("overfit_batches", 0.0, "leave out DataPruning to overfit"),
         ("limit_train_batches", 1.0, "train on a Subset of the data set instead"),
-        (
-            "reload_dataloaders_every_n_epochs",
-            0,
-            "leave it out, since losses belong to one data set",
-        ),
+        ("reload_dataloaders_every_n_epochs", 0, "losses belong to one data set"),
     ):
         given = getattr(trainer, name)
         if (given, type(given)) != (wanted, type(wanted)):  # One batch is 1, and all are 1.0.

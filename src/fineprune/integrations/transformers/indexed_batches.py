@@ -90,14 +90,9 @@ class IndexedBatches(_Base):
     def _record(
         self, index: torch.Tensor, loss: Any, outputs: Any, inputs: dict[str, Any], num_items: Any
     ) -> Any:
-        """Record a batch, and return the loss to backpropagate.
+        """Record a batch (indices, loss, outputs, inputs); return the loss to backpropagate.
 
-        Args:
-            index: The indices of its samples; int64, shape (B,).
-            loss: Its loss, as the trainer has it; shape ().
-            outputs: What the model returned.
-            inputs: What the model was given, with the labels.
-            num_items: The labels of all batches of the step and all processes; None if unknown.
+        ``num_items`` is the number of labels of the whole step on all processes; None if unknown.
         """
         raise NotImplementedError
 

@@ -151,14 +151,7 @@ class PruningMixin(IndexedBatches):
     def _run_epoch(self, **given: Any) -> None:
         epoch = given["epoch"]
         self.pruner.start_epoch(epoch)
-        batches = len(given["train_dataloader"])
-        if batches != self.pruner.batches(epoch):
-            raise InputError(
-                f"expected a training loader of {self.pruner.batches(epoch)} batches, with the "
-                f"sampler of the trainer, got one of {batches}: leave get_train_dataloader as it "
-                f"is in transformers.Trainer, and give a data_collator"
-            )
-        given["steps_in_epoch"] = batches
+        given["steps_in_epoch"] = self.pruner.batches(epoch)
         given["num_update_steps_per_epoch"] = self.pruner.steps(epoch)
         super()._run_epoch(**given)
 
