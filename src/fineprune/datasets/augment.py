@@ -26,8 +26,8 @@ class Augment:
     """How training images are varied.
 
     Attributes:
-        padding: The number of pixels of value 0 that are added on each side before a window of the
-            original size is cut out at a random position. With 0, images are not moved.
+        padding: How many pixels of value 0 are added on each side before a window of the original
+            size is cut out at a random position.
         flip: Whether to mirror images left to right with probability one half.
     """
 
@@ -43,12 +43,11 @@ class Augment:
 
 
 class Draws(NamedTuple):
-    """The random numbers of one epoch, for every sample of the set.
+    """The random numbers of one epoch, for every sample of the set; each of shape (N,).
 
     Attributes:
-        top: The first row of the window in the padded image, 0..2 * padding; uint8, shape (N,).
-        left: The first column of the window, 0..2 * padding; uint8, shape (N,).
-        flip: Whether the window is mirrored after it is cut out; bool, shape (N,).
+        top, left: The first row and column of the window in the padded image, 0..2 * padding.
+        flip: Whether the window is mirrored after it is cut out.
     """
 
     top: NDArray[np.uint8]

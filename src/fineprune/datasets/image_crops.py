@@ -101,9 +101,9 @@ class View:
         size: The height and width of the result, in pixels.
         resize: The length of an image's shorter side at the scale at which a square of ``size`` is
             cut out: in the centre, or at random with ``crop = "crop"``.
-        crop: ``random-resized``, ``crop`` or ``centre``.
-        flip: Whether to mirror images at random; without effect with ``centre``.
-        seed: Seeds random crops and flips, together with the epoch and the index.
+        crop: ``random-resized``, ``crop`` (both at random) or ``centre``.
+        flip: Whether to mirror images at random, except in ``centre``.
+        seed: The seed of random crops and flips.
     """
 
     size: int

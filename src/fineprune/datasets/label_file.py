@@ -18,22 +18,17 @@ DROP_WORD, DROP = "drop", -1
 def read_labels(
     path: Path, classes: Sequence[str], images: int, keys: Sequence[str] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Read one label for each image of a training set.
+    """Return one label for each image of a training set, -1 to leave it out; int64, shape (N,).
 
     Args:
-        path: The file. A file whose name ends in ``.npy`` holds integers of shape (N,), where -1
-            leaves an image out. Any other file is text in UTF-8. If its name ends in ``.csv``, it
-            is a table with the column ``label``, with the column ``key`` or ``index``, and with
-            one row per image in any order, as ``fineprune inspect`` writes it; otherwise it has one
-            label per line. A label is the name or the number of a class (a name counts first), or
-            ``drop``.
+        path: The file: ``.npy`` with integers of shape (N,); ``.csv`` with the column ``label``,
+            with ``key`` or ``index``, and with one row per image in any order, as ``fineprune
+            inspect`` writes it; or a text with one label per line. A label is the name or the
+            number of a class (a name counts first), or ``drop``, in an array -1.
         classes: The name of each class.
         images: The number of images in the training set, N.
         keys: What names each image in the column ``key``, such as its path; None if the images
             have only their indices. Keys count first: an index changes when an image is added.
-
-    Returns:
-        The labels, with -1 for the images to leave out; int64, shape (N,).
     """
     expected = f"expected labels in {path}, cannot read it"
     with explaining(expected, OSError), explaining(expected, UnicodeError, ": save it as UTF-8"):

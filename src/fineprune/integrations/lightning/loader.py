@@ -31,7 +31,7 @@ class PrunedLoader(DataLoader[Any]):
 
     Attributes:
         index: The indices of the last batch, int64, shape (B,); None if they were recorded.
-        shows_all: Whether the length is that of an epoch on all samples.
+        shows_all: Whether the length is that of an epoch on all samples, as before the training.
     """
 
     def __init__(self, loader: DataLoader[Any], pruner: Pruner) -> None:
@@ -39,7 +39,7 @@ class PrunedLoader(DataLoader[Any]):
         collate_fn = IndexedCollate(loader.collate_fn)
         super().__init__(pruner.dataset, sampler=pruner.sampler, collate_fn=collate_fn, **options)
         self.index: torch.Tensor | None = None
-        self.shows_all = False
+        self.shows_all = True
         self._all = pruner.shape.batches_of(pruner.num_samples)
 
     def __iter__(self) -> Any:

@@ -25,28 +25,25 @@ class DataPruning(pl.Callback):
     its sampler, and removes the indices before the module sees a batch. At the end of each epoch,
     the loggers of the ``Trainer`` receive the values of ``Pruner(log=...)``. If the policy uses
     learning rates and was given none, it receives those of the first scheduler that
-    ``configure_optimizers`` returns, and one line says so.
+    ``configure_optimizers`` returns, and one line says so. The seed of the order is that of the
+    loader's ``DistributedSampler``, or else that of ``seed_everything``, or else 0, which with two
+    or more ranks gives the order of Lightning alone.
 
     Args:
         policy: The policy that chooses the samples, of as many epochs as the ``Trainer``.
-        seed: The seed of the order of the samples. By default, the seed of the loader's
-            ``DistributedSampler``, or else that of ``seed_everything``, or else 0. With two or more
-            ranks, this default gives the order of Lightning without pruning.
 
     Raises:
         TypeError: ``policy`` is not a policy.
     """
 
-    def __init__(self, policy: Policy, *, seed: int | None = None) -> None:
+    def __init__(self, policy: Policy) -> None:
         check_is_policy(policy)
         self.policy = policy
-        self._seed = seed
         self._pruner: Pruner | None = None
         self._loader: PrunedLoader | None = None
         # What ``Pruner.record`` is given of a batch that the optimizer has not used yet.
         self._batch: tuple[Any, ...] | None = None
         self._state: dict[str, Any] | None = None  # A state to load.
-        self._has_started = False
 
     @property
     def pruner(self) -> Pruner:
@@ -97,7 +94,6 @@ class DataPruning(pl.Callback):
         if self._state is not None:
             check_same_batches(self._state, self.pruner)
             self.pruner.load_state_dict(self._state)
-        self._has_started = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the loaders for this epoch."""
@@ -129,7 +125,7 @@ class DataPruning(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Save the state of the pruner with the losses of all ranks."""
-        if not self._has_started:
+        if self._loader is None or self._loader.shows_all:
             return
         # A batch counts for Lightning once the optimizer has used it. If an exception comes before
         # that, the resumed run trains the batch again.
@@ -184,10 +180,9 @@ class DataPruning(pl.Callback):
         loader = self._take_loader(trainer)
         # ``trainer.current_epoch`` is one less if the checkpoint was saved at the end of an epoch.
         epoch = trainer.fit_loop.epoch_progress.current.processed
-        if not self._has_started:
+        if loader.shows_all:
             # Lightning estimates the steps from the batches of the first epoch, but never more than
             # ``max_steps``. So ``estimated_stepping_batches`` is exact in configure_optimizers.
-            loader.shows_all = True
             if not trainer.fast_dev_run:
                 trainer.fit_loop.epoch_loop.max_steps = self.pruner.total_steps()
         elif epoch < self.policy.epochs:  # Otherwise, Lightning will notice the end.
@@ -199,14 +194,11 @@ class DataPruning(pl.Callback):
         if self._loader is None:
             source = trainer.fit_loop._data_source
             given = checked_loader(trainer, type(source).dataloader(source))
-            seed = self._seed
-            if seed is None:  # That of the order of Lightning alone; ``seed_everything`` sets it.
-                seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-                seed = getattr(given.sampler, "seed", seed)
+            seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # ``seed_everything`` sets it.
             self._pruner = Pruner(
                 given.dataset,
                 self.policy,
-                seed=seed,
+                seed=getattr(given.sampler, "seed", seed),
                 batch_size=given.batch_size,
                 accumulation=trainer.accumulate_grad_batches,
                 drop_last=given.drop_last,
