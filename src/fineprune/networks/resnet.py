@@ -1,11 +1,10 @@
 """ResNets (He et al. 2016) in two forms: thin ones for 32x32 images, and those for ImageNet.
 
 Both consist of the same residual blocks, whose parameters have the names of torchvision. In a
-bottleneck block that halves the height and width, the 3x3 convolution has the stride. This form is
-known as v1.5; in the paper, the first 1x1 convolution has it. Convolutions before a batch
-normalisation have no bias, because the normalisation would remove it. The weights are initialised
-as in He et al. 2015, and batch normalisation starts with scale 1 and shift 0, also at the end of a
-block.
+bottleneck block that halves the height and width, the 3x3 convolution has the stride (v1.5), not
+the first 1x1 convolution as in the paper. Convolutions before a batch normalisation have no bias,
+which it would remove. The weights are initialised as in He et al. 2015, and batch normalisation
+starts with scale 1 and shift 0, also at the end of a block.
 """
 
 import itertools
@@ -69,10 +68,7 @@ class ResNet(nn.Module):
 
     ResNet-18/34/50 of the fine-pruning paper have the block counts of the first three stages of the
     ImageNet networks with these names. The stem is one 3x3 convolution; global average pooling and
-    one linear layer follow the stages, whose bias starts at zero.
-
-    The input is float images of shape (B, channels, H, W), with H and W at least 4. The output is
-    logits of shape (B, classes).
+    one linear layer, whose bias starts at zero, follow the stages. H and W are at least 4.
     """
 
     def __init__(
@@ -102,10 +98,8 @@ class ImageNetResNet(nn.Module):
 
     The stem is a 7x7 convolution with stride 2 and a max-pooling. Four stages of widths 64, 128,
     256 and 512 follow, then global average pooling and one linear layer, which is initialised as
-    torch does it, uniform within 1 / sqrt(fan-in). Pretrained weights of torchvision fit.
-
-    The input is float images of shape (B, channels, H, W), usually 224x224; a batch of one needs
-    more than 32x32 while it trains. The output is logits of shape (B, classes).
+    torch does it, uniform within 1 / sqrt(fan-in). Images usually have 224x224 pixels; a batch of
+    one needs more than 32x32 while it trains.
     """
 
     def __init__(

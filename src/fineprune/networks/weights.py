@@ -28,8 +28,8 @@ class LoadedWeights(NamedTuple):
 
     Attributes:
         digest: The SHA-256 digest of the file, in hexadecimal.
-        new_head: The name of the last linear layer if the file has another number of classes, so
-            that this layer was left as initialised; None if all weights were loaded.
+        new_head: The name of the last linear layer if it was left as initialised, because the file
+            has another number of classes; None if all weights were loaded.
         classes: The number of classes of the file's last layer; None if all weights were loaded.
     """
 

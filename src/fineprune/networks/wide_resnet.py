@@ -45,8 +45,7 @@ class WideBlock(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-10: a stem of 16, three stages of (depth - 4) / 6 blocks, one linear layer.
 
-    The input is float images of shape (B, channels, H, W), with H and W at least 4. The output is
-    logits of shape (B, classes).
+    H and W are at least 4.
     """
 
     def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:
