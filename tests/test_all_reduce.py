@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import fineprune as fp
 from fineprune.datasets.synthetic import make_synthetic
 from fineprune.distributed.all_reduce import RankGroup, joined
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
@@ -332,7 +332,7 @@ def test_ranks_that_are_restarted_continue(torchrun_command, tmp_path):
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
         if killed < 2 and len(read_metrics(folder / "metrics.jsonl")) > 15 * (killed + 1):
-            os.kill(int((folder / ".lock").read_text()), signal.SIGKILL)
+            os.kill(int((folder / ".lock").read_text().split()[0]), signal.SIGKILL)
             killed += 1
     try:
         assert (killed, process.poll()) == (2, 0)
@@ -435,3 +435,17 @@ def test_a_single_process_forms_a_group_of_one():
         assert ranks == RankGroup(0, 1)
         assert not dist.is_initialized()
         assert ranks.from_main(lambda: 3) == 3
+
+
+def join_over_no_device(rank, port):
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE="2", GLOO_SOCKET_IFNAME="nowhere0")
+    with pytest.raises(RunError, match=r"^rank \d cannot join the others: .*nowhere0"):
+        joined("cpu").__enter__()
+
+
+def test_ranks_that_cannot_connect_say_so_in_one_line(fast_spawn):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(join_over_no_device, args=(port,), nprocs=2)

@@ -37,7 +37,10 @@ RecipeFile = Annotated[
         callback=_there, help="The recipe: a TOML file, or a name that 'fineprune recipes' lists."
     ),
 ]
-Runs = Annotated[list[Path], typer.Argument(help="The folders of finished runs or comparisons.")]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(help="The folders of finished runs, comparisons or scaling experiments."),
+]
 Changes = Annotated[
     list[str] | None,
     typer.Argument(
