@@ -344,6 +344,14 @@ COMMANDS = [
     ("plan training.epochs=8 pruning.save=0.1 --save 0.3", "--save or pruning.save=0.1, got both"),
     (f"plan {QUICK} {QUICK}", "expected one recipe"),
     (f"plan {QUICK} pruning.policy=full", "expected a policy with a schedule"),
+    (
+        f"plan {QUICK} pruning.policy=infobatch",
+        "whose number depends on the losses: set pruning",
+    ),
+    (
+        "plan weak-labels --step-time 0.5 distributed.strategy=async distributed.workers=4",
+        "use fineprune scale --predict",
+    ),
     ("plan training.epochs=10", "pruning.window"),
     ("plan training.epochs=10 pruning.window=0", "at least 1"),
     (f"plan {QUICK} pruning.prune=1.5", "share in [0, 1)"),
