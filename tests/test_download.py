@@ -54,7 +54,7 @@ def test_a_file_is_fetched_under_its_name(sent, tmp_path):
         (requests.HTTPError("404: Not Found"), DownloadError, "Not Found: try again, or put some-"),
         (requests.ConnectionError("refused"), DownloadError, f"to download {URL} .*: refused"),
         (CONTENT[::-1], InputError, f"does not match the known hash: expected md5:{MD5} but got"),
-        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (KeyboardInterrupt("stopped"), KeyboardInterrupt, "stopped"),
     ],
 )
 def test_a_server_that_does_not_send_the_file_leaves_nothing(answer, kind, said, sent, tmp_path):

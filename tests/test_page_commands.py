@@ -157,7 +157,6 @@ def invoke(*arguments):
 
 
 @pytest.mark.parametrize("line", ALL)
-@pytest.mark.filterwarnings("ignore:.*a tenth of the saving")  # With so few batches.
 def test_a_command_is_valid_and_runs_unless_there_is_a_reason(line, folder):
     arguments = fineprune_arguments(line)
     if arguments is not None:

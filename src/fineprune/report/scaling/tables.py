@@ -1,4 +1,4 @@
-"""The tables of a scaling experiment, with the results of [D] Tables 1 to 3 for comparison.
+"""The tables of a scaling experiment or a plan, with the results of [D] Tables 1 to 3 beside.
 
 The paper (Campos et al., ICCS 2017) trains ResNet-50 with 1,200 classes and the mixed strategy:
 synchronously inside each node of four K80 GPUs, and asynchronously between the nodes.
@@ -6,6 +6,7 @@ synchronously inside each node of four K80 GPUs, and asynchronously between the 
 
 from collections.abc import Sequence
 
+from fineprune.experiments.planner import Plan
 from fineprune.experiments.scale_table import SERVER_PHASES, WORKER_PHASES, ScaleRow
 from fineprune.report.table import NOTHING, Table, decimal, number, percent, table_of
 
@@ -166,3 +167,39 @@ def _accuracy(row: ScaleRow) -> str:
 
 def _ratio(value: float | None) -> str:
     return decimal(value, 2)
+
+
+def planned_table(plan: Plan) -> Table:
+    """Return where scaling stops paying or, if only some configurations were asked for, these."""
+    title, note = "Predicted configurations", ""
+    if plan.stops:
+        title = "Where scaling stops paying"
+        note = (
+            "For each strategy, the configuration with the most workers whose last doubling "
+            "shortened the training by a third. "
+        )
+    return table_of(
+        title,
+        plan.stops or plan.rows,
+        (
+            ("configuration", lambda row: row.configuration),
+            ("nodes", lambda row: f"{row.nodes:,}"),
+            ("samples/s", lambda row: number(row.throughput, _digits(row.throughput))),
+            ("speedup", lambda row: f"{row.speedup:,.2f}"),
+            ("efficiency", lambda row: f"{row.efficiency:.2f}"),
+            ("staleness", lambda row: f"{row.staleness:,.3g}"),
+            ("limit", lambda row: row.limit),
+            ("samples", lambda row: f"{row.samples_factor:.2f}"),
+            ("hours", lambda row: f"{row.hours:,.3g}"),
+            ("pruned", lambda row: number(row.hours_pruned, ",.3g")),
+        ),
+        f"{note}Speedup is relative to one node, and efficiency is speedup divided by nodes. "
+        f"Limit: what limits the throughput. Samples: relative to one worker; all the same unless "
+        f"a critical batch size and a cost of staleness are given. Hours: to the target, or for "
+        f"the recipe's epochs, on all data and with the pruning of the recipe. A formula predicts "
+        f"this from steps that were measured on one machine or given.",
+    )
+
+
+def _digits(value: float) -> str:
+    return ",.0f" if value >= 100 else ".3g"
