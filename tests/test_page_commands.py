@@ -27,6 +27,7 @@ from fineprune.cli.main import app
 from fineprune.cli.options import split_changes
 from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.controls import default_arms, make_arms
+from fineprune.experiments.planner import described
 from fineprune.training.recipe import read_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -213,7 +214,10 @@ def check_fineprune(arguments, *, launched):
         return
     if verb == "scale":
         texts, changes = split_changes(params["configurations"])
-        recipe = read_recipe(params["recipe"], changes)
+        settings = [change for change in changes if change.startswith(("cluster.", "costs."))]
+        assert not settings or params["prediction"]
+        described(settings)
+        recipe = read_recipe(params["recipe"], [one for one in changes if one not in settings])
         for text in texts:
             configured(recipe, configuration(text), same_update=params["same_update"])
     elif verb == "compare":
