@@ -185,7 +185,6 @@ def test_two_ranks_fine_tune_a_resnet50_like_one_process(torchrun, tmp_path):
         "training.epochs=1",
         "training.milestones=[]",
         "training.lr=0.002",
-        "training.lr_scale={fc = 5.0}",
         "training.ema=0.5",
         "pruning.policy=full",
     )

@@ -11,10 +11,8 @@ def detection(
 ) -> Detection:
     """Return how well a ranking finds the wrong labels.
 
-    Samples with equal scores stay in their order, and NaN is the least suspicious score.
-
     Args:
-        scores: The score of each sample, of which the larger is the more suspicious; shape (N,).
+        scores: The score of each sample, the larger the more suspicious, NaN the least; shape (N,).
         suspects: The number of samples that are called suspicious.
         wrong: Which labels are wrong; bool, shape (N,).
     """

@@ -18,10 +18,10 @@ from fineprune.writing import replacing
 def write_evidence(
     folder: Path, data: Data, watch: LabelWatch | None, evaluation: Evaluation
 ) -> None:
-    """Write what is known after the last epoch, beside the history of the epochs.
+    """Write what is known after the last epoch into the folder of the history, which exists.
 
     Args:
-        folder: The folder of the history, which exists.
+        folder: The folder.
         data: The data of the run.
         watch: The evidence on the labels; None if no logits were recorded.
         evaluation: The last evaluation.

@@ -1,15 +1,14 @@
 """The exponential moving average of a network's weights.
 
-The average equals that of torch's ``AveragedModel`` with ``get_ema_multi_avg_fn`` and
-``use_buffers=True``. That class is not used because it copies its counter from the CPU to the GPU
-in each step, which waits for the GPU.
+It equals that of torch's ``AveragedModel`` with ``get_ema_multi_avg_fn`` and ``use_buffers=True``,
+which copies its counter from the CPU to the GPU in each step, and so waits for the GPU.
 """
 
 import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class MovingAverage:
@@ -35,11 +34,9 @@ class MovingAverage:
         averaged = [pair for pair in pairs if self._begun and pair[0].is_floating_point()]
         copied = [pair for pair in pairs if not (self._begun and pair[0].is_floating_point())]
         if averaged:
-            own, new = zip(*averaged, strict=True)
-            torch._foreach_lerp_(own, new, 1 - self._decay)
+            torch._foreach_lerp_(*map(list, zip(*averaged, strict=True)), 1 - self._decay)
         if copied:
-            own, new = zip(*copied, strict=True)
-            torch._foreach_copy_(own, new)
+            torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
         self._begun = True
 
     def state_dict(self) -> dict[str, Any]:
@@ -52,5 +49,5 @@ class MovingAverage:
         self._begun = state["begun"]
 
 
-def _tensors(network: nn.Module) -> list[Tensor]:
+def _tensors(network: nn.Module) -> list[torch.Tensor]:
     return [*network.parameters(), *network.buffers()]

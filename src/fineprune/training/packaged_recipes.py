@@ -7,8 +7,6 @@ from pathlib import Path
 
 import fineprune
 
-_SUFFIX = ".toml"
-
 
 def packaged_recipes() -> dict[str, Path]:
     """Return the files of the recipes that come with the package, by their names, sorted."""
@@ -16,18 +14,13 @@ def packaged_recipes() -> dict[str, Path]:
     folder = package / "recipes"
     if not folder.is_dir():  # In a clone, from which the package is installed as editable.
         folder = package.parents[1] / "recipes"
-    files = sorted(folder.rglob(f"*{_SUFFIX}"))
+    files = sorted(folder.rglob("*.toml"))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
 def recipe_file(given: Path) -> Path:
-    """Return the file of a recipe: the given one if it exists, or else the packaged one.
-
-    A file with the name of a packaged recipe comes first, but not a folder, such as one with data.
-    """
-    if given.is_file():
-        return given
-    return packaged_recipes().get(given.as_posix(), given)
+    """Return the file of a recipe: the given one, which is no folder, or else the packaged one."""
+    return given if given.is_file() else packaged_recipes().get(given.as_posix(), given)
 
 
 def nearest_name(given: Path) -> str | None:

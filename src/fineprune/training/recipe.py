@@ -1,7 +1,6 @@
-"""Recipes, which define a run completely. They are read from TOML and written as TOML.
+"""Recipes, which define a run completely, as TOML.
 
-All errors are found before anything is built: ``settings`` describes each section, and this module
-checks that the sections fit together.
+``settings`` describes and checks each section, and this module that the sections fit together.
 """
 
 import dataclasses
@@ -62,9 +61,6 @@ class Recipe:
     run: RunSettings = dataclasses.field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        # A section may have been made directly, without the checks of its annotations.
-        for name, kind in _KINDS.items():
-            converted(name, kind, vars(getattr(self, name)))
         # What a policy sets by itself is added, so that the recipe is complete. Only training runs
         # the user's code.
         if not self.pruning.own and (prune := getattr(self.policy(), "prune", None)):
@@ -121,10 +117,7 @@ class Recipe:
             )
 
     def policy(self) -> Policy:
-        """Make the policy that the pruning section describes.
-
-        If it is the user's own, this runs the user's code.
-        """
+        """Make the policy that the pruning section describes; the user's own runs their code."""
         return make_policy(
             self.pruning,
             epochs=self.training.epochs,
@@ -164,8 +157,7 @@ class Recipe:
     def method(self) -> dict[str, dict[str, Any]]:
         """Return the settings that have an effect on what is learned.
 
-        This is the definition of what may differ between runs. The other settings may change when a
-        run is resumed, between the runs of a comparison, and between runs that a report compares.
+        The others may change when a run is resumed, and between the runs that are compared.
         """
         method = {
             section: {k: v for k, v in values.items() if k not in _PLACES.get(section, ())}
@@ -180,8 +172,7 @@ class Recipe:
     def changes_to(self, other: "Recipe") -> dict[str, dict[str, Any]]:
         """Return the settings that another recipe has instead of these, None for unset ones.
 
-        The pruning section is given as a whole, because the arguments of one policy mean nothing to
-        another.
+        The pruning section is given as a whole: one policy's arguments mean nothing to another.
         """
         changes = {}
         for section, theirs in other.as_dict().items():
@@ -253,13 +244,13 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
 
 def read_written_recipe(file: Path) -> Recipe:
     """Read the recipe in the folder of a run or a comparison, which this package wrote."""
+    advice = " (restore the file, continue with the version that wrote it, or give another --out)"
     try:
         return read_recipe(file)
     except InputError as error:
         raise InputError(
             f"expected a recipe that this version of fineprune wrote in {file}, cannot read it: "
-            f"{error} (restore the file, continue with the version that wrote it, or give another "
-            f"--out)"
+            f"{error}{advice}"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """ServedEpochs: trains with parameter servers and workers, which this process drives.
 
 The pruner runs in this process, which plans each epoch, sends the batches to the workers, and
-records the losses that they return, one update at a time. Therefore, with every strategy, each kept
-sample is trained by one worker per epoch, and all workers follow the same plan.
+records the losses that they return, one update at a time. So each kept sample is trained by one
+worker per epoch, with every strategy.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class ServedEpochs:
         saved: The state of the servers that the run continues from; None for a new run.
     """
 
-    counted = ("update", "updates")
+    counted = "update"
 
     def __init__(self, trainer: "Trainer", saved: dict[str, Any] | None) -> None:
         self._recipe, self._model, self._pruner = trainer.recipe, trainer.model, trainer.pruner
@@ -110,9 +110,7 @@ class ServedEpochs:
         with totals.bookkeeping():
             for update in result.updates:
                 pruner.observe(update.indices, update.losses, **update.watched)
-                if totals.history is not None:
-                    totals.history.add(update.indices, update.losses)
-                totals.add(update.losses, updates)
+                totals.add(update.indices, update.losses, updates)
         totals.distributed = _report(result, before)
         if not result.finished:
             self.load_into_model(totals)
@@ -140,29 +138,34 @@ def _report(result: Epoch, before: dict[str, Any]) -> dict[str, Any]:
     """Return the ``distributed`` entry of an epoch's metrics.
 
     ``staleness`` is the number of updates with a staleness of 0, 1, 2 and so on. ``seconds`` are
-    sums over all processes; ``workers`` and ``servers`` have those of each process.
-    ``load_into_model`` adds the deaths since the last epoch's metrics. ``before`` is the entry of
-    the part of the epoch that was trained before a stop.
+    sums over all processes; ``workers`` and ``servers`` have those of each process. ``before`` is
+    the entry of the part of the epoch that was trained before a stop.
     """
+    workers = [
+        {
+            "samples": worker.samples,
+            "staleness": _histogram(worker.staleness),
+            "seconds": worker.seconds,
+        }
+        for worker in result.workers
+    ]
     part = {
-        "staleness": np.bincount(np.array(result.staleness, dtype=np.int64)).tolist(),
+        "staleness": _histogram(result.staleness),
         "dropped": result.dropped,
         "undone": result.undone,
         "worker_deaths": 0,
         "server_deaths": 0,
         "seconds": result.seconds,
-        "workers": [
-            {
-                "samples": worker.samples,
-                "staleness": np.bincount(np.array(worker.staleness, dtype=np.int64)).tolist(),
-                "seconds": worker.seconds,
-            }
-            for worker in result.workers
-        ],
+        "workers": workers,
         "servers": result.servers,
     }
     whole = {name: added(value, before[name]) if before else value for name, value in part.items()}
     return {**whole, **staleness_figures(whole["staleness"]), "applied": result.applied}
+
+
+def _histogram(staleness: Sequence[int]) -> list[int]:
+    counted: list[int] = np.bincount(np.array(staleness, dtype=np.int64)).tolist()
+    return counted
 
 
 def added(one: Any, other: Any) -> Any:

@@ -34,11 +34,10 @@ def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
 def summary(trainer: "Trainer") -> Summary:
     """Return the summary of a run, whose epochs are all trained."""
     recipe, data, digests = trainer.recipe, trainer.data, trainer.digests
-    metrics = read_metrics(trainer.files.metrics)
-    strategy, num_samples, evaluated_on = recipe.distributed, data.num_samples, data.evaluated_on
+    metrics, evaluated_on = read_metrics(trainer.files.metrics), data.evaluated_on
     found = [line[f"{evaluated_on}_accuracy"] for line in metrics]
     accuracies = [accuracy for accuracy in found if accuracy is not None]
-    samples_full = num_samples * recipe.training.epochs
+    samples_full = data.num_samples * recipe.training.epochs
     best = sorted(accuracies)[-3:]
     suspicion = metrics[-1].get("suspicion")
     return Summary(
@@ -49,7 +48,7 @@ def summary(trainer: "Trainer") -> Summary:
         network=recipe.network.name,
         dataset=recipe.data.name,
         parameters=sum(p.numel() for p in trainer.model.parameters()),
-        train_samples=num_samples,
+        train_samples=data.num_samples,
         samples_trained=_total(metrics, "samples"),
         samples_full=samples_full,
         skipped_share=_total(metrics, "skipped") / samples_full,
@@ -70,7 +69,7 @@ def summary(trainer: "Trainer") -> Summary:
             "python": platform.python_version(),
         },
         precision=recipe.run.precision,
-        ranks=strategy.workers if strategy.served else trainer.ranks.size,
+        ranks=recipe.distributed.workers if recipe.distributed.served else trainer.ranks.size,
         git=_git_revision(),
         weights_sha256=digests["weights"],
         labels_sha256=digests["labels"],

@@ -27,7 +27,7 @@ from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.processes import Started
 
 Array = npt.NDArray[Any]
-MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
 
 
 class Actor:
@@ -64,10 +64,9 @@ class Server(Actor):
             layout: The layout of the parameters, which says which part this server holds.
             index: The index of this server.
             optimizer: Function that makes the optimizer from the part's pieces
-                (``FlatLayout.pieces``), which are flat tensors, given as pairs of the name of the
-                parameter and the piece. It must be elementwise, as SGD, RMSProp and Adam are,
-                because a piece does not have the shape of its parameter and may be only a part of
-                it. A parameter group with a number ``lr_scale`` has its rate multiplied by it.
+                (``FlatLayout.pieces``), which are flat tensors. It must be elementwise, as SGD,
+                RMSProp and Adam are, because a piece does not have the shape of its parameter and
+                may be only a part of it.
             state: What ``snapshot`` or ``state_of`` returned.
 
         Returns:
@@ -76,11 +75,11 @@ class Server(Actor):
         saved = loaded(state)
         self._parameters: Tensor = saved["parameters"]
         self._gradient = torch.zeros_like(self._parameters)
-        names, sizes = map(list, zip(*layout.pieces(index), strict=True))
+        sizes = [size for _, size in layout.pieces(index)]
         pieces = torch.split(self._parameters, sizes)
         for piece, gradient in zip(pieces, torch.split(self._gradient, sizes), strict=True):
             piece.grad = gradient
-        self._optimizer = optimizer(list(zip(names, pieces, strict=True)))
+        self._optimizer = optimizer(pieces)
         if saved["optimizer"] is not None:
             # Copied, because the optimizer would use and change the given tensors themselves.
             self._optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))

@@ -8,9 +8,4 @@ from fineprune.training.settings.network import NetworkSettings
 from fineprune.training.settings.run import RunSettings
 from fineprune.training.settings.training import TrainingSettings
 
-__all__ = [
-    "DataSettings",
-    "NetworkSettings",
-    "RunSettings",
-    "TrainingSettings",
-]
+__all__ = ["DataSettings", "NetworkSettings", "RunSettings", "TrainingSettings"]

@@ -33,6 +33,12 @@ _ONLY_WITH: OnlyWith = {
     "flip": ("name", dict.fromkeys(_IMAGE_SETS) | {_IMAGE_FILES: True}),
     "workers": ("name", dict.fromkeys((_IMAGE_FILES, OWN))),
 }
+# What means nothing without another setting.
+_NEEDS = {
+    "true_labels": "labels",
+    "label_noise_map": "label_noise",
+    "label_noise_seed": "label_noise",
+}
 # By default, the shorter side of an image file is scaled to this multiple of ``image_size``.
 _RESIZE = 256 / 224
 
@@ -48,35 +54,30 @@ class DataSettings:
 
     Attributes:
         name: The dataset: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``synthetic``
-            (generated images, for benchmarks), ``images`` (image files, read as they are needed),
-            or ``module:attribute``, a user-defined function that returns a training and a test
-            dataset (map-style, with items ``(x, y)``). It may also return the training samples
-            without random transforms as a third dataset.
-        train: The training images of ``images``: a folder with one folder per class, a list of
-            files (``.csv`` or ``.txt``).
-        test: The test images of ``images``, likewise; None is allowed only with ``validation``.
+            (generated images, for benchmarks), ``images`` (image files), or ``module:attribute``, a
+            function of the user that returns a training and a test dataset (map-style, with items
+            ``(x, y)``) and perhaps a third one: the training samples without random transforms.
+        train: The training images of ``images``: a folder with one folder per class, or a CSV list.
+        test: The test images of ``images``, likewise; None only with ``validation``.
         dir: The folder of the CIFAR files.
         download: Whether to download the CIFAR archive if it is not in ``dir``.
-        train_size: The number of training images. With ``digits``, all other images are for
-            testing; with ``synthetic``, this many are generated; the default is 1024 for both, and
-            ``validation`` is held out of this number. With CIFAR, these are the first images that
-            ``validation`` does not hold out; with ``images``, this many of those are drawn at
-            random, always the same ones. None for all of them.
+        train_size: The number of training images. ``digits`` tests on all others, and ``synthetic``
+            generates this many; both take 1024 by default, out of which ``validation`` is held.
+            With CIFAR, these are the first images that are not held out; with ``images``, as many
+            of those, drawn at random and always the same. None for all.
         image_size: The height and width of synthetic images, in pixels (32 by default), and of the
             square to which image files are cropped and resized (224 by default).
         resize: The length to which the shorter side of image files is scaled, in pixels, before a
-            square of ``image_size`` is cut out in the centre (evaluation) or with
-            ``crop = "crop"``; None for ``image_size * 256 / 224``.
-        crop: How training images are cut out of image files: ``random-resized``, a part of random
-            area and aspect ratio, or ``crop``, a square at a random position. None for
-            ``random-resized``.
-        broken_limit: The largest share of image files that may be broken before the run ends; None
-            for 0.01. Unless the share is 0, one file may always be broken.
+            square of ``image_size`` is cut out, in an evaluation in the centre; None for
+            ``image_size * 256 / 224``.
+        crop: How training images are cut out of image files: ``random-resized`` (the default), a
+            part of random area and aspect ratio, or ``crop``, a square at a random position.
+        broken_limit: The largest share of image files that may be broken; None for 0.01. Unless the
+            share is 0, one file may always be broken.
         validation: The number of training images to hold out. If it is above 0, evaluation uses
             these images instead of the test set.
         labels: A file with a label for each sample of the training set, as ``read_labels``
-            describes it; None for the labels of the dataset. Evaluation always uses those of the
-            dataset.
+            describes it; None for the labels of the dataset, which evaluation always uses.
         without: The folder of a finished run on the same samples and labels, whose suspects are
             left out of the training set; None to leave out none.
         true_labels: ``dataset`` if the dataset's own labels are the true ones, so that the wrong
@@ -149,37 +150,24 @@ class DataSettings:
             )
 
     def _check_labels(self) -> None:
-        if self.true_labels is not None and self.labels is None:
-            raise InputError(
-                "expected data.labels with data.true_labels, got none: name the file with the "
-                "labels to train on"
-            )
         if self.label_noise is not None and self.labels is not None:
             raise InputError(
                 f"expected data.labels or data.label_noise, got {json.dumps(self.labels)} and "
                 f"{self.label_noise}: remove one of them"
             )
-        if self.label_noise_seed and self.label_noise is None:
-            raise InputError(
-                f"expected data.label_noise with data.label_noise_seed, got "
-                f"{self.label_noise_seed} only: remove it"
-            )
-        mapped = self.label_noise_map
-        if mapped is not None and (self.label_noise is None or not mapped):
-            raise InputError(
-                f"expected data.label_noise, the share of wrong labels in each class, with the "
-                f'classes of data.label_noise_map, such as ["cat->dog"], got {self.label_noise} '
-                f"and {json.dumps(mapped)}: set both or none"
-            )
+        for name, other in _NEEDS.items():
+            value = getattr(self, name)
+            if value and getattr(self, other) is None:
+                raise InputError(
+                    f"expected data.{other} with data.{name}, got {json.dumps(value)} only: set "
+                    f"both or none"
+                )
 
     def limited(self, images: int) -> int:
-        """Return how many images to train on, out of those that are not held out.
-
-        Args:
-            images: The number of training images that ``validation`` does not hold out.
+        """Return how many of the images that are not held out ``train_size`` leaves.
 
         Raises:
-            InputError: ``train_size`` is larger.
+            InputError: ``train_size`` is larger than their number.
         """
         if self.train_size is None or self.name in _SIZED:
             return images

@@ -34,12 +34,10 @@ class RunSettings:
         threads: The number of CPU threads of each process; 0 divides the machine's cores among the
             processes.
         checkpoint_every: The number of epochs between two checkpoints.
-        checkpoint_steps: The number of batches between two checkpoints within an epoch; 0 for none
-            within an epoch. A checkpoint waits for the end of an optimizer step.
+        checkpoint_steps: The number of batches between two checkpoints within an epoch; 0 for none.
+            A checkpoint waits for the end of an optimizer step.
         history: Whether to keep evidence on the labels, for ``fineprune inspect``, and the loss of
             each sample in each epoch: two bytes per sample and epoch.
-        tensorboard: Whether to write the metrics of each epoch as an event file for TensorBoard
-            into the run's folder. This needs the extra ``tensorboard``.
         arm: The name of the run's arm in a comparison; None for the name of the policy.
         rate_factor: The multiple of a comparison's learning rate that ``fineprune compare --tune``
             chose, and that ``training.lr`` is already multiplied by; None if none was chosen.
@@ -55,7 +53,6 @@ class RunSettings:
     checkpoint_every: Count = 1
     checkpoint_steps: Whole = 0
     history: bool = True
-    tensorboard: bool = False
     arm: str | None = None
     rate_factor: Positive | None = None
     code: str | None = None

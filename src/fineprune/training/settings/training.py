@@ -42,11 +42,8 @@ class TrainingSettings:
         drop_last: Whether to leave out an incomplete last batch.
         optimizer: The optimizer: ``sgd``, ``adam``, ``adamw``, ``rmsprop`` or ``rmsprop-tf``.
         lr: The base learning rate.
-        lr_scale: Factors by which the learning rate of some parameters is multiplied, by prefixes
-            of their names, such as ``{fc = 10.0, layer1 = 0.1}``. The longest prefix counts; None
-            for one learning rate.
-        schedule: The learning rate schedule: ``milestones``, ``cosine``, ``linear`` (falls linearly
-            to 0), ``constant``, or ``rates``, which can follow any other.
+        schedule: The learning rate schedule: ``milestones``, ``cosine``, ``linear`` (to 0),
+            ``constant``, or ``rates``.
         milestones: With ``milestones``, the epochs, counted from 1, after which the learning rate
             is multiplied by ``gamma``.
         gamma: With ``milestones``, the factor that is applied at each of them; 0.2 if it is unset.
@@ -70,7 +67,6 @@ class TrainingSettings:
     drop_last: bool = False
     optimizer: OptimizerName = "sgd"
     lr: Positive = 0.1
-    lr_scale: dict[str, Positive] | None = None
     schedule: ScheduleName = "milestones"
     milestones: tuple[int, ...] = ()
     gamma: Positive | None = None
