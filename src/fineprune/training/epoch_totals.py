@@ -18,7 +18,7 @@ from fineprune.training.recipe import Recipe
 PARTS = 4
 
 # What is the same on all ranks, or taken from the main one.
-_SHARED = ("batches", "seconds", "bookkeeping_seconds", "distributed")
+_SHARED = ("batches", "steps", "seconds", "bookkeeping_seconds", "distributed")
 
 
 @dataclass
@@ -33,6 +33,7 @@ class EpochTotals:
         part_samples: The number of samples trained in each part; after a resume, those of before on
             rank 0.
         batches: The number of batches trained; with parameter servers, the number of updates.
+        steps: The number of optimizer steps taken.
         broken: How many samples replaced one whose file is broken; None if no files are read here.
         planned: The number of batches in the whole epoch, on which the learning rate depends.
         seconds: The wall-clock time of the training, in seconds.
@@ -45,6 +46,7 @@ class EpochTotals:
     history: Tensor | None = None
     part_samples: list[int] = field(default_factory=lambda: [0] * PARTS)
     batches: int = 0
+    steps: int = 0
     broken: int | None = None
     planned: int = 0
     seconds: float = 0.0
@@ -144,7 +146,7 @@ class EpochTotals:
             "pruned": len(kept) < number,
             "samples": samples,
             "skipped": number - len(kept),
-            "steps": pruner.steps(epoch),
+            "steps": self.steps,
             "train_loss": loss,
             "nonfinite": pruner.nonfinite,
             "seconds": self.seconds,

@@ -132,6 +132,7 @@ class LocalEpochs:
             else:
                 optimizer.step()
             optimizer.zero_grad()
+            totals.steps += 1
             if trainer.average is not None:
                 trainer.average.update(trainer.model)
             if self._vote.says_stop(bool(stop)):

@@ -111,6 +111,7 @@ class ServedEpochs:
             for update in result.updates:
                 pruner.observe(update.indices, update.losses, **update.watched)
                 totals.add(update.indices, update.losses, updates)
+                totals.steps += 1
         totals.distributed = _report(result, before)
         if not result.finished:
             self.load_into_model(totals)

@@ -7,7 +7,6 @@ resume, and evaluation does not change the random numbers of the training.
 
 import functools
 import hashlib
-import itertools
 import operator
 import random
 import struct
@@ -179,16 +178,18 @@ def open_user(recipe: Recipe) -> tuple[UserSource, UserSource]:
             f"training samples with random transforms only: also return them without random "
             f"transforms"
         )
-    names = _class_names(train, settings.name)
-    if not settings.validation and names and own_names(test):
-        others = _class_names(test, settings.name)
-        for number, (ours, theirs) in enumerate(itertools.zip_longest(names, others)):
+    named, others = own_names(train), own_names(test)
+    if named and others and not settings.validation:
+        for number in sorted({*named, *others}):
+            ours, theirs = named.get(number), others.get(number)
             if ours != theirs:
                 raise InputError(
                     f"expected the same attribute classes in the training and test set of "
                     f"{settings.name}, got {ours!r} and {theirs!r} as class {number}: number the "
                     f"labels of both in the same way"
                 )
+    # A class between others may have no name.
+    names = tuple(named.get(label, str(label)) for label in range(max(named, default=-1) + 1))
     num_classes = recipe.network.classes or len(names)
 
     def source(dataset: Any, unchanged: Any, which: str) -> UserSource:
@@ -258,19 +259,6 @@ def _returned(name: str) -> tuple[Any, Any, Any]:
             f"samples, without random transforms, got {len(plain)} samples"
         )
     return train, test, plain
-
-
-def _class_names(train: Any, name: str) -> tuple[str, ...]:
-    """Return the names of the classes that a training set has; empty if there are none."""
-    names = getattr(train, "classes", ())
-    if isinstance(names, str) or not hasattr(names, "__len__"):
-        raise InputError(
-            f"expected the attribute classes of the training set of {name} to list the names of "
-            f"the classes, got {names!r}: list them, or remove it and set network.classes"
-        )
-    named = own_names(train)  # By number, in which a class may be missing.
-    last = max(named, default=len(names) - 1)
-    return tuple(named.get(label, str(label)) for label in range(last + 1))
 
 
 def _constant(dataset: Any, indices: Iterable[int]) -> list[Any] | None:
