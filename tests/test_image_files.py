@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib.util
-import json
 import multiprocessing
 import runpy
 import shutil
@@ -17,9 +16,7 @@ import torch
 from made_images import CLASSES, write_folder
 from PIL import Image
 from resuming import train_through, train_until
-from typer.testing import CliRunner
 
-from fineprune.cli.main import app
 from fineprune.datasets.broken_files import Broken
 from fineprune.datasets.image_crops import View
 from fineprune.datasets.image_decoder import decode

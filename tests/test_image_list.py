@@ -1,6 +1,5 @@
 """Which images a folder or a CSV file names, and what is wrong with others."""
 
-import json
 import os
 import pickle
 import re
@@ -13,7 +12,6 @@ import pytest
 from made_images import CLASSES, image_bytes, write_folder
 
 from fineprune.datasets.image_list import find_images, load_images, save_images
-from fineprune.datasets.image_set import class_number
 from fineprune.errors import InputError
 
 IMAGES = 12

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 

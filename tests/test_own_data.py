@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from processes import in_session, wait_until_ended
 from torch.utils.data import Dataset
 
-from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError, Stopped, TrainingDiverged
 from fineprune.inspection.inspected import read_inspected

@@ -1,7 +1,7 @@
 """A run of an experiment: its recipe, its folder, its progress, and what it has to read.
 
 The file that lists the runs of an experiment contains the digests with which it began, as
-``training.summary.input_digests`` returns them.
+``training.results.input_digests`` returns them.
 """
 
 import dataclasses

@@ -48,7 +48,7 @@ class Comparison:
         title: The title.
         tuned: The number of seeds with which the learning rate of each arm was chosen; 0 if none
             was.
-        sha256: The digests with which the comparison began; see ``training.summary.input_digests``.
+        sha256: The digests with which the comparison began; see ``training.results.input_digests``.
         arms: The arms, in the order of tables.
         runs: The runs, those that diverged included.
         diverged: What is known of each run that diverged, by the name of its folder.

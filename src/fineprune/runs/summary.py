@@ -36,7 +36,7 @@ class Hardware:
 class Detection:
     """How well the suspicion of a policy finds the wrong labels, at the end of the training.
 
-    A figure is None if it is not defined; see ``training.suspicion``.
+    A figure is None if it is not defined; see ``training.results``.
 
     Attributes:
         wrong: The number of training labels that are wrong.

@@ -45,6 +45,15 @@ _PLACES = {
     "distributed": ("placement", "silence_seconds", "snapshot_every"),
 }
 
+# What is allowed with simulated workers, and with parameter servers.
+_WITHOUT_AVERAGE: dict[str, tuple[Any, ...]] = {"training.ema": (None,)}
+_SERVED = _WITHOUT_AVERAGE | {
+    "training.accumulation": (1,),
+    "training.drop_last": (False,),
+    "run.checkpoint_steps": (0,),
+    "run.compile": ("off", "auto"),
+}
+
 # With 0.9 and two workers, a network that reaches 92 % reached 9 to 35 %.
 _TOO_MUCH = 0.8
 
@@ -66,13 +75,7 @@ class Recipe:
         if not self.pruning.own and (prune := getattr(self.policy(), "prune", None)):
             complete = pruning_settings({"prune": prune, **self.pruning.section()})
             object.__setattr__(self, "pruning", complete)  # It is frozen for users.
-        if self.distributed.served:
-            self._check_served()
-        if self.distributed.simulate and self.training.ema is not None:
-            raise InputError(
-                f"expected training.ema = none with distributed.simulate, got {self.training.ema}: "
-                f"the weights of simulated workers are not averaged"
-            )
+        self._check_distributed()
 
     @property
     def accumulation(self) -> int:
@@ -94,27 +97,25 @@ class Recipe:
             f"use the optimizer of the recipe strategies (rmsprop-tf without momentum)"
         )
 
-    def _check_served(self) -> None:
-        """Raise InputError if a setting is not supported with parameter servers."""
-        for section, name, values, advice in (
-            ("training", "accumulation", [1], "set training.batch_size and distributed.workers"),
-            ("training", "drop_last", [False], "the last update averages the remaining samples"),
-            ("training", "ema", [None], "the servers keep no moving average"),
-            ("run", "checkpoint_steps", [0], "checkpoints are written between epochs"),
-            ("run", "compile", ["off", "auto"], "workers do not compile the network"),
-        ):
-            given = getattr(getattr(self, section), name)
-            if given not in values:
-                wanted = "none" if values[0] is None else json.dumps(values[0])
+    def _check_distributed(self) -> None:
+        """Raise InputError if a setting is not supported with servers or simulated workers."""
+        strategy = self.distributed
+        kind, limits = "distributed.simulate", _WITHOUT_AVERAGE if strategy.simulate else {}
+        if strategy.served:
+            kind, limits = f"distributed.strategy {strategy.strategy!r}", _SERVED
+            if self.run.device.partition(":")[2]:
                 raise InputError(
-                    f"expected {section}.{name} = {wanted} with distributed.strategy "
-                    f"{self.distributed.strategy!r}, got {json.dumps(given)}: {advice}"
+                    f"expected run.device without a number with {kind}, got {self.run.device!r}: "
+                    f"Ray assigns the GPUs"
                 )
-        if self.run.device.partition(":")[2]:
-            raise InputError(
-                f"expected run.device without a number with distributed.strategy "
-                f"{self.distributed.strategy!r}, got {self.run.device!r}: Ray assigns the GPUs"
-            )
+        for name, allowed in limits.items():
+            section, _, key = name.partition(".")
+            given = getattr(getattr(self, section), key)
+            if given not in allowed:
+                wanted = "none" if allowed[0] is None else json.dumps(allowed[0])
+                raise InputError(
+                    f"expected {name} = {wanted} with {kind}, got {json.dumps(given)}: set it"
+                )
 
     def policy(self) -> Policy:
         """Make the policy that the pruning section describes; the user's own runs their code."""

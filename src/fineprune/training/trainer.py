@@ -34,19 +34,17 @@ from fineprune.training.checkpoint import (
     save_checkpoint,
 )
 from fineprune.training.data import load_data
-from fineprune.training.detection import detection
 from fineprune.training.epoch_totals import PARTS, EpochTotals
 from fineprune.training.evaluate import Evaluation, evaluate
-from fineprune.training.evidence import write_evidence
 from fineprune.training.hardware import resolved, wait_for
 from fineprune.training.local_epochs import LocalEpochs
 from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.random_state import random_state, seeded, set_random_state
 from fineprune.training.recipe import Recipe
+from fineprune.training.results import detection, summary, write_evidence
 from fineprune.training.served_epochs import ServedEpochs, check_can_serve
 from fineprune.training.stop import StopRequest, stop_requests
-from fineprune.training.summary import summary
 from fineprune.writing import make_folder
 
 _LOGGER = logging.getLogger("fineprune.training")

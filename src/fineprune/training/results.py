@@ -1,24 +1,92 @@
-"""Computes the summary of a finished run from its metrics."""
+"""What a run keeps at its end: evidence on its labels, how wrong ones are found, and a summary."""
 
 import platform
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 import fineprune
+from fineprune.labels.label_watch import LabelWatch
 from fineprune.networks.weights import weights_digest
-from fineprune.runs.files import read_metrics
+from fineprune.runs.files import read_metrics, write_array
+from fineprune.runs.history import EVALUATED, EVIDENCE, pack_classes
 from fineprune.runs.summary import LEFT_OUT, Detection, Summary
+from fineprune.runs.training_set import TRAINING_SET, UNKNOWN, write_training_set
 from fineprune.training.data import Data
+from fineprune.training.evaluate import Evaluation
 from fineprune.training.hardware import describe
 from fineprune.training.own_code import code_digest
 from fineprune.training.recipe import Recipe
+from fineprune.writing import replacing
 
 if TYPE_CHECKING:
     from fineprune.training.trainer import Trainer
+
+
+def write_evidence(
+    folder: Path, data: Data, watch: LabelWatch | None, evaluation: Evaluation
+) -> None:
+    """Write what is known after the last epoch into the folder of the history, which exists.
+
+    Args:
+        folder: The folder.
+        data: The data of the run.
+        watch: The evidence on the labels; None if no logits were recorded.
+        evaluation: The last evaluation.
+    """
+    if watch is not None:  # Before anything reads the evidence, which rounds it.
+        with replacing(folder / EVIDENCE) as file:
+            torch.save(watch.state_dict(), file)
+    training_set = data.training_set()
+    labels = training_set.trained_labels
+    if (labels == UNKNOWN).any():
+        labels = np.full_like(labels, UNKNOWN)
+    if watch is not None:
+        # What was recorded is what was trained, whatever the data set says.
+        seen = watch.labels().numpy()
+        labels = np.where(seen >= 0, seen, labels)
+    if not (labels == UNKNOWN).any():
+        whole = training_set.labels.copy()
+        whole[training_set.index] = labels
+        write_training_set(folder / TRAINING_SET, replace(training_set, labels=whole))
+    both = np.stack([evaluation.labels.numpy(), evaluation.predictions.numpy()])
+    write_array(folder / EVALUATED, pack_classes(both, data.classes))
+
+
+def detection(
+    scores: npt.NDArray[np.floating], suspects: int, wrong: npt.NDArray[np.bool_]
+) -> Detection:
+    """Return how well a ranking finds the wrong labels.
+
+    Args:
+        scores: The score of each sample, the larger the more suspicious, NaN the least; shape (N,).
+        suspects: The number of samples that are called suspicious.
+        wrong: Which labels are wrong; bool, shape (N,).
+    """
+    order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
+    hits = wrong[order]
+    number, right = int(hits.sum()), int((~hits).sum())
+    # The pairs of a wrong and a right label in which the wrong one is the more suspicious (the
+    # statistic of Mann and Whitney).
+    ordered = int((right - np.cumsum(~hits))[hits].sum())
+    found = int(hits[:suspects].sum())
+    precisions = np.cumsum(hits) / np.arange(1, len(hits) + 1)
+    return Detection(
+        wrong=number,
+        wrong_share=number / len(wrong),
+        roc_area=ordered / (number * right) if number and right else None,
+        average_precision=float((hits * precisions).sum()) / number if number else None,
+        suspects=suspects,
+        precision=found / suspects if suspects else None,
+        # With no suspects, it is 0. If it were None, a mean over seeds would be too high.
+        recall=found / number if number else None,
+        r_precision=int(hits[:number].sum()) / number if number else None,
+    )
 
 
 def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
