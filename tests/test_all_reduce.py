@@ -427,10 +427,3 @@ def test_a_numbered_gpu_for_several_ranks_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match=r"got 'cuda:1': set run.device=cuda"):
         joined("cuda:1").__enter__()
-
-
-def test_a_single_process_forms_a_group_of_one():
-    with joined("cpu") as ranks:
-        assert ranks == RankGroup(0, 1)
-        assert not dist.is_initialized()
-        assert ranks.from_main(lambda: 3) == 3

@@ -309,5 +309,3 @@ def test_the_labels_of_a_test_set_must_be_classes_of_the_training_set(tmp_path):
         find_images(listed(tmp_path, "dark", "dim")).numbered(train.classes)
     with pytest.raises(InputError, match="in another Unicode form: rename one of them"):
         find_images(listed(tmp_path, "cafe\u0301")).numbered((*train.classes, "caf\u00e9"))
-
-

@@ -34,9 +34,11 @@ class MovingAverage:
         averaged = [pair for pair in pairs if self._begun and pair[0].is_floating_point()]
         copied = [pair for pair in pairs if not (self._begun and pair[0].is_floating_point())]
         if averaged:
-            torch._foreach_lerp_(*map(list, zip(*averaged, strict=True)), 1 - self._decay)
+            own, new = zip(*averaged, strict=True)
+            torch._foreach_lerp_(own, new, 1 - self._decay)
         if copied:
-            torch._foreach_copy_(*map(list, zip(*copied, strict=True)))
+            own, new = zip(*copied, strict=True)
+            torch._foreach_copy_(own, new)
         self._begun = True
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import sys
 from modulefinder import ModuleFinder
 from pathlib import Path
+from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.training.recipe import Recipe
@@ -54,5 +55,6 @@ def _sources(module: str) -> set[Path]:
         beside = ModuleFinder([str(file.parent)])
         with contextlib.suppress(SyntaxError):  # Importing it will say so.
             beside.run_script(str(file))
-        files |= {Path(found.__file__) for found in beside.modules.values() if found.__file__}
+        found: Any = beside.modules.values()
+        files |= {Path(one.__file__) for one in found if one.__file__}
     return files

@@ -135,7 +135,7 @@ def make_policy(
         if make is not Schedule:
             of_schedule["milestones"] = [m for m in milestones if m < epochs]
         values["schedule"] = make(epochs=epochs, **of_schedule)
-    given = {"epochs": epochs, "rates": rates}
+    given: dict[str, Any] = {"epochs": epochs, "rates": rates}
     takes = inspect.signature(made).parameters
     return made(**values, **{key: value for key, value in given.items() if key in takes})
 

@@ -150,7 +150,7 @@ def _report(result: Epoch, before: dict[str, Any]) -> dict[str, Any]:
         }
         for worker in result.workers
     ]
-    part = {
+    part: dict[str, Any] = {
         "staleness": _histogram(result.staleness),
         "dropped": result.dropped,
         "undone": result.undone,
