@@ -158,5 +158,5 @@ def _parts(hint: Any, kind: Any) -> Iterator[Any]:
     """Yield each ``Meta`` or ``Literal`` in a type."""
     if get_origin(hint) is kind or (kind is Meta and isinstance(hint, Meta)):
         yield hint
-    for part in (*get_args(hint), *getattr(hint, "__metadata__", ())):
+    for part in get_args(hint):
         yield from _parts(part, kind)
