@@ -159,7 +159,7 @@ def test_a_recipe_that_was_edited_in_the_folder_is_refused(unfinished):
 
 def test_a_checkpoint_without_its_recipe_is_refused(unfinished):
     (unfinished / "recipe.toml").unlink()
-    with pytest.raises(InputError, match=r"expected recipe.toml in"):
+    with pytest.raises(InputError, match=r"expected recipe.toml of a run, got"):
         train(small(), unfinished, resume=True)
 
 
