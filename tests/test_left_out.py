@@ -274,7 +274,8 @@ def test_a_second_training_goes_on_without_the_same_samples(comparison, tmp_path
     for file in ("summary.json", "checkpoint.pt"):
         (folder / "second-1" / file).unlink()
     (folder / "second-1/metrics.jsonl").unlink()
-    (line,) = compared(folder)
+    said, line = compared(folder)
+    assert said.endswith("holds no checkpoint to resume: the run begins anew")
     assert line.startswith("finished second, seed 1")
     times = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
     again, before = (
