@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import fineprune as fp
 from fineprune.datasets.synthetic import make_synthetic
 from fineprune.distributed.all_reduce import RankGroup, joined
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
@@ -331,7 +331,7 @@ def test_ranks_that_are_restarted_continue(torchrun_command, tmp_path):
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
         if killed < 2 and len(read_metrics(folder / "metrics.jsonl")) > 15 * (killed + 1):
-            os.kill(int((folder / ".lock").read_text()), signal.SIGKILL)
+            os.kill(int((folder / ".lock").read_text().split()[0]), signal.SIGKILL)
             killed += 1
     try:
         assert (killed, process.poll()) == (2, 0)
@@ -427,3 +427,17 @@ def test_a_numbered_gpu_for_several_ranks_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match=r"got 'cuda:1': set run.device=cuda"):
         joined("cuda:1").__enter__()
+
+
+def join_over_no_device(rank, port):
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE="2", GLOO_SOCKET_IFNAME="nowhere0")
+    with pytest.raises(RunError, match=r"^rank \d cannot join the others: .*nowhere0"):
+        joined("cpu").__enter__()
+
+
+def test_ranks_that_cannot_connect_say_so_in_one_line(fast_spawn):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(join_over_no_device, args=(port,), nprocs=2)

@@ -212,6 +212,7 @@ COMMANDS = [
     (f"train {QUICK} distributed.strategy=ring", "sync, async, mixed, got 'ring'\n"),
     (f"train {QUICK} distributed.strategy=all-reduce", "start the command with torchrun"),
     (f"train {QUICK} distributed.backup=2", "expected distributed.backup below"),
+    (f"train {QUICK} distributed.simulate=100000", "simulate in [0, 1024], got 100000"),
     # Data and networks.
     (f"train {QUICK} data.name=digit", "did you mean 'digits'"),
     (f"train {QUICK} data.train_size=1797", "train_size in 1..1796, got 1797"),

@@ -503,3 +503,13 @@ EXAMPLES = [path for path in (ROOT / "examples").glob("*.py") if path.stem not i
 def test_the_examples_run(example, capsys):
     runpy.run_path(str(example), run_name="__main__")
     assert float(re.findall(r"accuracy ([\d.]+)%", capsys.readouterr().out)[-1]) > 85
+
+
+def test_what_is_said_on_a_closed_standard_error_is_not_on_standard_output():
+    code = (
+        "import atexit, sys; from fineprune.__main__ import main; "
+        "atexit.register(lambda: print('epoch 1', file=sys.stderr)); main()"
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" --version 2>&-', sys.executable, code]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert re.fullmatch(r"fineprune [\d.]+\n", result.stdout)

@@ -153,6 +153,10 @@ def test_a_scaling_experiment_is_reported_again_from_its_folder(tmp_path):
     assert "Throughput" in (tmp_path / "page.html").read_text(encoding="utf-8")
     (row,) = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
     assert row["configuration"] == "one"
+    for verb, *others in (("plan",), ("inspect", "--out", str(tmp_path / "labels.html"))):
+        result = CliRunner().invoke(app, [verb, str(folder), *others])
+        assert result.exit_code == 0, result.output
+        assert "of 96 labels" in result.stdout
     both = CliRunner().invoke(app, [*command, str(folder)])
     assert "expected one folder of a scaling experiment, got 2 folders" in both.stderr
 

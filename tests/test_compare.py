@@ -384,3 +384,10 @@ def test_experiments_refuse_to_be_started_by_torchrun(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="fineprune scale without torchrun, got 2 processes"):
         scale(small(), out, [configuration("one")], title="")
     assert not out.exists()
+
+
+def test_full_training_pays_for_no_records(tmp_path):
+    """What a method saves is relative to a loop that records nothing."""
+    for asked in (True, False):
+        runs = planned(small(f"run.history={str(asked).lower()}"), tmp_path, 1, ("full", "watched"))
+        assert [run.recipe.run.history for run in runs] == [False, True]

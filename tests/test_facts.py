@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.errors import InputError
+from fineprune.inspection.inspected import facts_of_run
+from fineprune.runs.comparison import Comparison, ListedRun, write_comparison
+from fineprune.runs.run import read_run
 from fineprune.training.recipe import make_recipe
 from fineprune.training.trainer import train
 
@@ -94,3 +97,14 @@ def test_plan_needs_a_finished_run_with_evidence(tmp_path):
         assert result.exit_code == 2
         assert f"expected {message}" in result.stderr
         assert len(result.stderr.splitlines()) == 1
+
+
+def test_plan_gives_them_for_the_runs_of_a_comparison_that_kept_evidence(tmp_path):
+    names = ("full-0", "watched-0")
+    for name, history in zip(names, ("false", "true"), strict=True):
+        train(recipe(f"run.history={history}"), tmp_path / name)
+    runs = tuple(ListedRun(arm=name[:-2], seed=0, path=name) for name in names)
+    write_comparison(tmp_path, Comparison(title="c", sha256={}, arms=(), runs=runs))
+    shown = CliRunner().invoke(app, ["plan", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines() == facts_of_run(read_run(tmp_path / "watched-0"))

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -141,3 +142,11 @@ def test_the_labels_of_own_data_are_those_that_were_trained(tmp_path, monkeypatc
     train(make_recipe(RECIPE, [*changes, "pruning.policy=full", "training.epochs=1"]), tmp_path)
     assert read_training_set(tmp_path, 40).labels.tolist() == [0, 1] * 20
     assert read_history(tmp_path, 40).trained.all()
+
+
+def test_a_history_without_one_of_its_epochs_is_refused(whole, tmp_path):
+    """The others would be taken for other epochs."""
+    folder = shutil.copytree(whole, tmp_path / "run")
+    (folder / "history/epoch-0002.npy").unlink()
+    with pytest.raises(InputError, match=r"got only those of the epochs 1, 3, .*: restore the oth"):
+        read_history(folder, 200)

@@ -17,6 +17,7 @@ from PIL import Image
 from test_report import parse_strictly
 from typer.testing import CliRunner
 
+import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.datasets import cifar
 from fineprune.datasets.label_file import DROP, read_labels
@@ -428,3 +429,28 @@ def test_a_report_shows_the_suspects_of_its_runs_folded(run, full, tmp_path):
 def test_the_sum_of_evidence_does_not_depend_on_the_order(run, full):
     one, other = (read_inspected(read_runs(folders)) for folders in ((full, run), (run, full)))
     torch.testing.assert_close(one.ranking.scores, other.ranking.scores, rtol=1e-2, atol=1e-2)
+
+
+def test_the_evidence_of_other_labels_is_refused(run, tmp_path):
+    """As if the file of another run were in its folder."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    labels = (read_training_set(run, SAMPLES).trained_labels + 1) % 10
+    watch = fp.LabelWatch(SAMPLES, 10)
+    watch.record(torch.arange(SAMPLES), torch.randn(SAMPLES, 10), torch.from_numpy(labels))
+    torch.save(watch.state_dict(), folder / "history/evidence.pt")
+    result = inspect(folder, "--out", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert "got that on others: the files are of different runs" in result.stderr
+
+
+def test_predictions_of_another_run_are_refused(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    file = folder / "history/evaluated.npy"
+    labels, predictions = np.load(file)
+    unknown = np.where(labels == predictions, predictions, 99)  # As accurate, but no classes.
+    for others in ((labels, labels), (labels, unknown)):
+        np.save(file, np.stack(others).astype(labels.dtype))
+        result = inspect(folder, "--out", tmp_path / "page.html")
+        assert result.exit_code == 2
+        assert "the file is damaged or of another run" in result.stderr

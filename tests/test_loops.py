@@ -77,8 +77,7 @@ def mixed_precision(pruner, run):
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for _ in pruner.epochs():
         for index, (x, y) in pruner.loader():
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-                loss = pruner.record(index, run.losses(x, y))
+            loss = pruner.record(index, run.losses(x, y))
             run.seen.append((pruner.plan.epoch, index.tolist()))
             scaler.scale(loss).backward()
             scaler.step(run.optimizer)

@@ -24,6 +24,7 @@ from fineprune.runs.lock import only_writer
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.stop import stop_requests
 from fineprune.training.trainer import train
 from fineprune.writing import cannot_write
 
@@ -121,6 +122,10 @@ def test_a_new_run_is_refused_if_the_folder_holds_any_file_of_a_run(name, finish
     [
         (lambda lines: [], r"metrics of 2 epochs .* got those of the epochs \[\]"),
         (lambda lines: lines[:1], r"metrics of 2 epochs .* got those of the epochs \[0\]"),
+        (
+            lambda lines: [line.replace('"samples": ', '"samples": 1') for line in lines],
+            r"metrics in .* with which checkpoint\.pt was written, got others: restore",
+        ),
         (lambda lines: lines[:1] + lines, r"got those of the epochs \[0, 0\]"),
         (lambda lines: ["{}\n", *lines[1:]], "expected epoch in line 1 of .*, got none"),
         (lambda lines: ["nonsense\n", *lines[1:]], "expected JSON in line 1 of"),
@@ -484,3 +489,17 @@ def test_a_file_system_without_fsync_is_no_error(number, tmp_path, monkeypatch):
     append_metrics(tmp_path / "metrics.jsonl", {"epoch": 0})
     write_json(tmp_path / "x.json", {"a": float("nan")})
     assert (tmp_path / "x.json").read_text() == '{\n  "a": null\n}\n'
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_hangup_stops_a_run_unless_it_is_ignored(handler):
+    """A terminal that is closed sends it, and ``nohup`` lets it be ignored."""
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        with stop_requests() as stop:
+            assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL  # It would end this process.
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.number == (None if handler == signal.SIG_IGN else signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == handler
+    finally:
+        signal.signal(signal.SIGHUP, before)

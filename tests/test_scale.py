@@ -27,7 +27,7 @@ from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.jobs import run_jobs
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.experiments.scale import scale
-from fineprune.experiments.scale_table import Scaled, loss_curve, read_scaling, scale_rows
+from fineprune.experiments.scale_table import Scaled, Scaling, loss_curve, read_scaling, scale_rows
 from fineprune.launch.follow_parent import (
     PARENT_VARIABLE,
     end_with_parent,
@@ -42,6 +42,7 @@ from fineprune.report.scaling.figures import (
     draw_staleness,
     draw_throughput,
 )
+from fineprune.report.scaling.page import scale_caveats
 from fineprune.report.scaling.tables import scale_tables
 from fineprune.report.table import rich_table
 from fineprune.runs.run import Run
@@ -566,3 +567,16 @@ def test_a_recipe_of_one_epoch_is_refused_before_the_training(tmp_path):
     with pytest.raises(InputError, match="at least 2, the first of which is a warm-up"):
         scale(recipe, tmp_path / "out", [configuration("one")], title="t")
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_that_skip_samples_are_not_taken_for_those_of_the_paper(made_runs):
+    def said(policy):
+        summaries = (dataclasses.replace(s.run.summary, policy=policy) for s in made_runs)
+        runs = [
+            dataclasses.replace(one, run=dataclasses.replace(one.run, summary=summary))
+            for one, summary in zip(made_runs, summaries, strict=True)
+        ]
+        return scale_caveats(Scaling("s", False, runs))
+
+    assert said("adaptive")[0].startswith("The runs skip samples (adaptive), which those of the")
+    assert not any("skip samples" in sentence for sentence in said("full"))

@@ -9,6 +9,7 @@ from resuming import checkpoint_number, train_through, train_until
 
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run
+from fineprune.training import hardware
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
@@ -210,3 +211,13 @@ def test_windows_from_milestones_end_at_the_milestones():
         }
     )
     assert recipe.schedule().boundaries == (6, 12, 16, 20)
+
+
+def test_a_container_limits_the_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(hardware, "_QUOTA", tmp_path / "cpu.max")
+    assert hardware.available_cores() == 8  # There is no such file without containers.
+    for text, cores in (("max 100000", 8), ("350000 100000", 3), ("50000 100000", 1)):
+        (tmp_path / "cpu.max").write_text(f"{text}\n")
+        assert hardware.available_cores() == cores

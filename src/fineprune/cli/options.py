@@ -28,7 +28,10 @@ RecipeFile = Annotated[
     Path,
     typer.Argument(help="The recipe: a TOML file, or a name that 'fineprune recipes' lists."),
 ]
-Runs = Annotated[list[Path], typer.Argument(help="The folders of finished runs or comparisons.")]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(help="The folders of finished runs, comparisons or scaling experiments."),
+]
 Changes = Annotated[
     list[str] | None,
     typer.Argument(

@@ -127,21 +127,21 @@ def _show(made: "Forecast", *, as_json: bool) -> None:
 
 def _is_run(given: Path) -> bool:
     """Return whether a path is the folder of runs, rather than the name of a packaged recipe."""
-    from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY
+    from fineprune.runs.files import COMPARISON, RECIPE, SCALING, SUMMARY
     from fineprune.training.packaged_recipes import recipe_file
 
     if recipe_file(given) == given:
         return given.is_dir()
-    return any((given / name).is_file() for name in (RECIPE, SUMMARY, COMPARISON))
+    return any((given / name).is_file() for name in (RECIPE, SUMMARY, COMPARISON, SCALING))
 
 
 def _say_of_runs(folder: Path, *, as_json: bool) -> None:
     """Print what the evidence says of the labels of a run, or of each run of a comparison."""
-    from fineprune.inspection.inspected import facts_of_run
+    from fineprune.inspection.inspected import facts_of_run, with_evidence
     from fineprune.runs.files import json_text
     from fineprune.runs.run import read_runs
 
-    found = {str(run.path): facts_of_run(run) for run in read_runs([folder])}
+    found = {str(run.path): facts_of_run(run) for run in with_evidence(read_runs([folder]))}
     if as_json:
         typer.echo(json_text([{"run": run, "facts": facts} for run, facts in found.items()]))
         return

@@ -22,10 +22,9 @@ from fineprune.interrupts import blocked
 
 _POLL_SECONDS = 0.2
 
-# The signals that stop a training.
-STOPS = {
-    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
-}
+# The signals that stop a training. A terminal that is closed sends SIGHUP.
+_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
+STOPS = {getattr(signal, name) for name in _NAMES if hasattr(signal, name)}
 
 # Those that would end a new process that has not called ``follow_training`` yet. Without
 # ``sigtimedwait``, this needs SIGTERM unblocked.
@@ -95,9 +94,9 @@ def _unchanged(batch: Any) -> Any:
 def follow_training(worker: int) -> None:
     """Let this loader process end with the training, and not before. For ``worker_init_fn``.
 
-    SIGTERM, SIGINT and SIGUSR1 have no effect, except a SIGTERM from the training itself. On
-    systems without ``sigtimedwait``, which tells where a signal comes from, SIGTERM ends this
-    process: at its end, a training may send SIGTERM to its processes and wait for them.
+    ``STOPS`` have no effect, except a SIGTERM from the training itself. On systems without
+    ``sigtimedwait``, which tells where a signal comes from, SIGTERM ends this process: at its end,
+    a training may send SIGTERM to its processes and wait for them.
     """
     if hasattr(signal, "sigtimedwait"):
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)

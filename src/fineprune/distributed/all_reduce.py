@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError, first_line
 from fineprune.launcher import launched
 
 _Result = TypeVar("_Result")
@@ -199,6 +199,7 @@ def joined(device: str) -> Iterator[RankGroup]:
     Raises:
         InputError: There are more processes on this machine than GPUs, or the device has a number,
             or the launcher has not set what they need to meet.
+        RunError: The processes cannot connect to each other.
     """
     if dist.is_initialized():
         yield RankGroup(dist.get_rank(), dist.get_world_size())
@@ -225,13 +226,16 @@ def joined(device: str) -> Iterator[RankGroup]:
                 f"GPU, got local rank {local}: start torchrun with a smaller --nproc-per-node"
             )
         torch.cuda.set_device(local)
-    with _ended_by_ctrl_c():
-        store, rank, size = next(rendezvous("env://"))
-        # torchrun may keep its store when it restarts the ranks, and in it the addresses of dead
-        # ones.
-        of_this_start = PrefixStore(_name_of_start(store, rank, size), store)
-        backend = "nccl" if on_gpu else "gloo"
-        dist.init_process_group(backend, store=of_this_start, rank=rank, world_size=size)
+    try:
+        with _ended_by_ctrl_c():
+            store, rank, size = next(rendezvous("env://"))
+            # torchrun may keep its store when it restarts the ranks, and in it the addresses of
+            # dead ones.
+            of_this_start = PrefixStore(_name_of_start(store, rank, size), store)
+            backend = "nccl" if on_gpu else "gloo"
+            dist.init_process_group(backend, store=of_this_start, rank=rank, world_size=size)
+    except (RuntimeError, ValueError) as error:  # Such as for GLOO_SOCKET_IFNAME without a device.
+        raise RunError(f"rank {found.rank} cannot join the others: {first_line(error)}") from error
     try:
         ranks = RankGroup(rank, size)
         yield ranks

@@ -1,5 +1,6 @@
 """Inspected: finished runs on the same samples and labels, with the sum of their evidence."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,9 @@ from fineprune.labels.dataset_attributes import unambiguous
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.ranking import Ranking
 from fineprune.labels.review_page import Samples, Show
+from fineprune.runs.files import HISTORY
 from fineprune.runs.history import (
+    EVALUATED,
     has_evidence,
     needed_evidence,
     read_evaluated,
@@ -61,7 +64,8 @@ class Inspected:
 
         It is None for a class without such samples, or if no run has kept its predictions.
         """
-        kept = [part for run in self.runs if (part := read_evaluated(run.path)) is not None]
+        classes = self.watch.num_classes
+        kept = [part for run in self.runs if (part := _evaluated(run, classes)) is not None]
         if not kept:
             return [None] * self.watch.num_classes
         labels, predictions = np.concatenate(kept, axis=1)
@@ -99,10 +103,7 @@ def read_inspected(runs: Sequence[Run]) -> Inspected:
             labels.
     """
     whole = [run for run in runs if not run.recipe.get("data", {}).get("without")]
-    runs = whole or list(runs)
-    # Most arms of a comparison record no more than their policies need.
-    kept = [run for run in runs if run.comparison is None or has_evidence(run.path)]
-    runs = kept or runs
+    runs = with_evidence(whole or runs)
     if not runs:
         raise InputError("expected at least one finished run to inspect, got none")
     first, total = None, None
@@ -110,6 +111,7 @@ def read_inspected(runs: Sequence[Run]) -> Inspected:
         number = run.summary.train_samples
         watch = needed_evidence(run.path, number, "to know about its labels")
         training_set = read_training_set(run.path, number)
+        training_set.check_recorded(watch.labels().numpy(), run.path)
         if first is None or total is None:
             first, total = training_set, watch
             continue
@@ -126,6 +128,30 @@ def read_inspected(runs: Sequence[Run]) -> Inspected:
         total.merge(watch)
     assert first is not None and total is not None  # There is a run.  # noqa: PT018
     return Inspected(runs, first, total, total.ranking())
+
+
+def _evaluated(run: Run, classes: int) -> npt.NDArray[np.int64] | None:
+    """Return what ``read_evaluated`` does, after checking that it is of this run."""
+    part = read_evaluated(run.path)
+    if part is None:
+        return None
+    right, expected = float((part[0] == part[1]).mean()), run.summary.accuracy_last
+    if part[0].min() < 0 or part.max() >= classes or not math.isclose(right, expected):
+        raise InputError(
+            f"expected predictions of {classes} classes with the accuracy {expected} in "
+            f"{run.path / HISTORY / EVALUATED}, as in the summary, got others: the file is damaged "
+            f"or of another run"
+        )
+    return part
+
+
+def with_evidence(runs: Sequence[Run]) -> list[Run]:
+    """Leave out the runs of a comparison that kept no evidence, unless none has kept any.
+
+    Most arms of a comparison record no more than their policies need.
+    """
+    kept = [run for run in runs if run.comparison is None or has_evidence(run.path)]
+    return kept or list(runs)
 
 
 def facts_of_run(run: Run) -> list[str]:

@@ -7,6 +7,7 @@ finished, ``summary.json``. Only the process that holds the folder's lock (``run
 to it.
 """
 
+import hashlib
 from pathlib import Path
 
 from fineprune.errors import InputError
@@ -61,13 +62,19 @@ class RunFolder:
             (self.history / name).unlink(missing_ok=True)
         write_atomically(self.recipe, recipe)
 
-    def go_on(self, recipe: str, epochs: int) -> None:
+    def metrics_digest(self, epochs: int) -> str:
+        """Return the SHA-256 digest of the metrics of the first epochs, in hexadecimal."""
+        lines = whole_lines(self.metrics)[:epochs]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def go_on(self, recipe: str, epochs: int, digest: str) -> None:
         """Continue from a checkpoint, and remove the metrics of later epochs.
 
         Args:
             recipe: The recipe with which the run goes on. It replaces the earlier one, because what
                 reads the folder later needs the places where the data are now.
             epochs: The number of epochs that had ended when the checkpoint was written.
+            digest: The digest of their metrics.
         """
         metrics = read_metrics(self.metrics, epochs)
         check_metrics(self.path, metrics)
@@ -76,6 +83,11 @@ class RunFolder:
             raise InputError(
                 f"expected the metrics of {epochs} epochs in {self.metrics}, as in {CHECKPOINT}, "
                 f"got those of the epochs {found}"
+            )
+        if self.metrics_digest(epochs) != digest:
+            raise InputError(
+                f"expected the metrics in {self.metrics} with which {CHECKPOINT} was written, got "
+                f"others: restore the file, or train into a new folder"
             )
         write_atomically(self.metrics, "".join(whole_lines(self.metrics)[:epochs]))
         self._clean(from_epoch=epochs)

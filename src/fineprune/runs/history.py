@@ -10,8 +10,10 @@ evaluation.
 ``LabelWatch``. Runs on parameter servers have it only up to ``KEEP_ALL`` classes.
 """
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +73,12 @@ def read_history(
     files = epoch_files(folder / HISTORY)
     if not files:
         return None
+    if list(files) != list(range(len(files))):
+        raise InputError(
+            f"expected the losses of each epoch from the first one on in {folder / HISTORY}, got "
+            f"only those of the epochs {', '.join(str(epoch + 1) for epoch in files)}: restore the "
+            f"others"
+        )
     losses = (_read(file, num_samples) for file in files.values())
     kept = [of_epoch if index is None else of_epoch[index] for of_epoch in losses]
     return History(list(files), np.stack(kept))
@@ -79,7 +87,7 @@ def read_history(
 def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
     """Read the labels and the predictions of the last evaluation; int64, shape (2, n).
 
-    None if the run kept none.
+    None if the run kept none. A prediction of -1 was not a number.
     """
     file = folder / HISTORY / EVALUATED
     if not file.exists():
@@ -91,6 +99,18 @@ def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
             f"{classes.shape}"
         )
     return unpack_classes(classes)
+
+
+def load_tensors(file: Path) -> Any:
+    """Return what ``torch.save`` wrote, on the CPU, with ``weights_only=True``.
+
+    Raises:
+        Exception: The file is damaged. torch does not notice it if only numbers have changed.
+    """
+    with zipfile.ZipFile(file) as archive:
+        if damaged := archive.testzip():
+            raise ValueError(f"its part {damaged} is damaged")
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def has_evidence(folder: Path) -> bool:
@@ -107,7 +127,7 @@ def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
         return None
     file = folder / HISTORY / EVIDENCE
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = load_tensors(file)
         watch = LabelWatch(num_samples, state["num_classes"])
         watch.load_state_dict(state)
     except Exception as error:  # torch.load has no error of its own for damaged files.

@@ -21,6 +21,7 @@ from fineprune.runs.files import (
     SUMMARY,
     epoch_files,
     read_array,
+    read_json,
     read_metrics,
     record,
 )
@@ -28,6 +29,18 @@ from fineprune.runs.summary import Summary, read_summary
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
+
+
+class _Scaled(TypedDict):
+    """A run of a scaling experiment, as ``scale.json`` lists it; it has more."""
+
+    path: str
+
+
+class _Scaling(TypedDict):
+    """What is read of ``scale.json``."""
+
+    runs: list[_Scaled]
 
 
 class _Epoch(TypedDict):
@@ -113,7 +126,7 @@ def read_sections(file: Path) -> dict[str, Any]:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Read finished runs, each once. The folder of a comparison stands for all of its runs."""
+    """Read finished runs, each once, as ``listed_runs`` lists them."""
     listed: dict[Path, tuple[Path, str, Path | None]] = {}
     for path, title, comparison in listed_runs(paths):
         place = path.resolve()
@@ -125,9 +138,13 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]]:
     """Yield the folder, the title and the comparison of each run, as ``read_run`` takes them.
 
-    The folder of a comparison stands for all of its runs.
+    The folder of a comparison or of a scaling experiment stands for all of its runs.
     """
     for path in paths:
+        if (path / SCALING).is_file():
+            for scaled in read_json(path / SCALING, _Scaling)["runs"]:
+                yield path / scaled["path"], path.name, None
+            continue
         if not (path / COMPARISON).is_file():
             yield path, "", None
             continue
@@ -171,7 +188,7 @@ def _instead(path: Path, *, listed: bool) -> str:
     if (path / COMPARISON).exists():
         return "got a comparison: give one of its runs"
     if (path / SCALING).exists():
-        return "got a scaling experiment: run fineprune scale again to write its report"
+        return "got a scaling experiment: give one of its runs"
     if any(path.glob(f"*/{SUMMARY}")):
         return f"got several without {COMPARISON}: restore this file, or give the folders of runs"
     if (path / RECIPE).exists():
@@ -192,7 +209,7 @@ def _check_belonging(run: Run) -> None:
     if epochs != list(range(num_epochs)):
         raise InputError(
             f"expected one line for each of the {num_epochs} epochs in {run.path / METRICS}, got "
-            f"{len(epochs)} lines, of the epochs {epochs}"
+            f"{len(epochs)} lines, of the epochs {epochs}: restore the file, or train again"
         )
     check_metrics(run.path, run.metrics)
     evaluated_on = run.summary.evaluated_on

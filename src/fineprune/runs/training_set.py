@@ -46,6 +46,20 @@ class TrainingSet:
         """The label of each sample that the run trained; int64, shape (N,)."""
         return self.labels[self.index]
 
+    def check_recorded(self, labels: npt.NDArray[np.int64], folder: Path) -> None:
+        """Raise InputError unless the evidence of a run has these samples' labels.
+
+        Args:
+            labels: The labels in the evidence; int64, shape (N,). -1 if a sample has none.
+            folder: The folder of the run.
+        """
+        own = self.trained_labels
+        if (np.where(labels < 0, own, labels) != own).any():
+            raise InputError(
+                f"expected evidence on the labels in {folder / HISTORY / TRAINING_SET}, got that "
+                f"on others: the files are of different runs"
+            )
+
     def name(self, label: int) -> str:
         """Return the name of a class, or its number if the classes have no names."""
         return self.classes[label] if label < len(self.classes) else str(label)

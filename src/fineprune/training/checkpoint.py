@@ -12,13 +12,14 @@ import torch
 from fineprune.errors import InputError, explaining
 from fineprune.runs.files import CHECKPOINT, COMPARISON, RECIPE, SCALING, whole_lines
 from fineprune.runs.folder import RunFolder
+from fineprune.runs.history import load_tensors
 from fineprune.runs.run import read_run
 from fineprune.runs.summary import Summary
 from fineprune.training.data import load_data
 from fineprune.training.recipe import Recipe, differences, read_written_recipe
 from fineprune.writing import replacing
 
-_VERSION = 5
+_VERSION = 6
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -35,7 +36,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     # For damaged files, torch raises many types of exceptions.
     advice = ": restore the checkpoint, or train into a new folder"
     with explaining(f"expected a checkpoint in {path}, cannot read it", Exception, advice):
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+        state: Any = load_tensors(path)
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise InputError(
             f"expected a checkpoint of this version of fineprune in {path}, got something else: "

@@ -1,5 +1,6 @@
 """Describes this machine, and resolves "auto" settings from it and the recipe, never by timing."""
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -13,6 +14,9 @@ from fineprune.launcher import launched
 from fineprune.runs.summary import Hardware
 from fineprune.training.own_code import check_code, code_digest
 from fineprune.training.recipe import Recipe
+
+# The CPU time that the second version of cgroups allows, in microseconds, and in how many.
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def resolved(recipe: Recipe, *, frozen: Recipe | None = None) -> Recipe:
@@ -52,10 +56,15 @@ def resolved(recipe: Recipe, *, frozen: Recipe | None = None) -> Recipe:
 
 
 def available_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use, as its container allows it."""
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    # In a container, "150000 100000" allows one and a half cores, and "max 100000" all of them.
+    with contextlib.suppress(OSError, ValueError):
+        allowed, period = map(int, _QUOTA.read_text(encoding="utf-8").split())
+        cores = max(1, min(cores, allowed // period))
+    return cores
 
 
 def describe(device: str, threads: int) -> Hardware:

@@ -1,8 +1,8 @@
 """Stops a training after a signal: the loop saves a checkpoint and then ends.
 
-Slurm sends SIGUSR1 or SIGTERM before it ends a job, and a user presses Ctrl-C. The signal handlers
-only record the signal, unless there is nothing to save yet. A second Ctrl-C ends the process
-immediately.
+Slurm sends SIGUSR1 or SIGTERM before it ends a job, a terminal that is closed sends SIGHUP, and a
+user presses Ctrl-C. The signal handlers only record the signal, unless there is nothing to save
+yet. A second Ctrl-C ends the process immediately.
 """
 
 import contextlib
@@ -61,13 +61,17 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Catch the signals that ask this process to stop, and restore the handlers after the block.
 
-    Only the main thread can catch signals. In any other thread, the request is never set.
+    Only the main thread can catch signals. In any other thread, the request is never set. SIGHUP
+    stays ignored if it is, as under ``nohup``.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.note) for number in STOPS}
+    hangup = getattr(signal, "SIGHUP", None)
+    ignored = hangup is not None and signal.getsignal(hangup) == signal.SIG_IGN
+    caught = STOPS - {hangup} if ignored else STOPS
+    before = {number: signal.signal(number, request.note) for number in caught}
     try:
         yield request
     finally:

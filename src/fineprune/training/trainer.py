@@ -179,8 +179,8 @@ class Trainer:
             if self.load_state_dict(saved, totals):
                 # An epoch whose batches were all trained still lacks its metrics.
                 start = pruner.position.epoch
-            ended = saved["metrics"]["epochs"]
-            ranks.from_main(lambda: self.files.go_on(self.recipe.to_toml(), ended))
+            ended = saved["metrics"]
+            ranks.from_main(lambda: self.files.go_on(self.recipe.to_toml(), **ended))
         totals.started = time.perf_counter()
         for epoch in pruner.epochs(start):
             # The clock was started at the end of the last epoch, so that selecting samples is
@@ -205,7 +205,8 @@ class Trainer:
             totals.stop_clock()
         saved = self.state_dict(totals)
         if self.ranks.main:
-            saved["metrics"] = {"epochs": self.pruner.plan.epoch + (0 if totals else 1)}
+            ended = self.pruner.plan.epoch + (0 if totals else 1)
+            saved["metrics"] = {"epochs": ended, "digest": self.files.metrics_digest(ended)}
             check_locked(self.files.path)
             save_checkpoint(self.files.checkpoint, saved)
         if totals is not None:

@@ -73,6 +73,12 @@ def scale_caveats(scaling: Scaling) -> list[str]:
             f"the driver shared {hardware.cores} cores. Speedups are then lower than on "
             f"separate machines.",
         )
+    if policies := distinct(policy for run in runs if (policy := run.summary.policy) != "full"):
+        caveats.insert(
+            0,
+            f"The runs skip samples ({', '.join(policies)}), which those of the paper do not: set "
+            f"pruning.policy=full to compare with it.",
+        )
     machines = distinct(machine(run.summary) for run in runs)
     if len(machines) > 1:
         caveats.insert(

@@ -96,7 +96,9 @@ def without_suspects(folder: Path, training_set: TrainingSet, fingerprint: str) 
             f"{summary.train_samples} samples or their labels differ from these {number}: give a "
             f"run with the same data section"
         )
-    kept = np.array(needed_evidence(folder, number, "for data.without").without_suspects())
+    watch = needed_evidence(folder, number, "for data.without")
+    theirs.check_recorded(watch.labels().numpy(), folder)
+    kept = np.array(watch.without_suspects())
     if len(kept) == number:
         raise InputError(
             f"expected for data.without a run that suspects some labels, got {folder}, which "
