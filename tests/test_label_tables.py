@@ -16,7 +16,7 @@ from fineprune.cli.main import app
 from fineprune.datasets.label_file import read_labels
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import grouped
-from fineprune.report.wrong_labels import found_rows
+from fineprune.report.comparison_table import found_rows
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
@@ -427,7 +427,5 @@ def test_transformed_targets_are_the_classes_of_each_sample():
 def test_samples_without_a_label_and_a_number_of_classes_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"expected a class from 0 to 1 .* got '-100'"):
         train(own("without_labels", epochs=1), tmp_path / "run")
-    with pytest.raises(
-        InputError, match=r"at least two classes in .*: set network\.classes"
-    ):
+    with pytest.raises(InputError, match=r"at least two classes in .*: set network\.classes"):
         load_data(own("with_a_number"))

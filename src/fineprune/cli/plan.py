@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, path_option, say_ignored, split_changes
+from fineprune.cli.options import AsJson, path_option, split_changes
 from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError, check_at_least, check_positive
 from fineprune.writing import make_folder, write_atomically
@@ -101,12 +101,11 @@ def plan(
     made = forecast(recipe, samples, ranks=ranks, step_time=step_time, overhead=overhead)
     if svg is not None:
         # Imported here, because matplotlib and scipy would delay the command.
-        from fineprune.report.figures.schedule import schedule_svg
+        from fineprune.report.figures.schedule import draw_schedule
 
         boundaries = () if made.schedule is None else made.schedule.boundaries
         make_folder(svg.parent)
-        write_atomically(svg, schedule_svg(made.prunes, boundaries))
-    say_ignored(recipe, changes)
+        write_atomically(svg, draw_schedule(made.prunes, boundaries).svg)
     _show(made, as_json=as_json)
 
 

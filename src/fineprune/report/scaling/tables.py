@@ -1,4 +1,4 @@
-"""The tables of a scaling experiment, with the results of [D] Tables 1 to 3 for comparison.
+"""The tables of a scaling experiment or a plan, with the results of [D] Tables 1 to 3 beside.
 
 The paper (Campos et al., ICCS 2017) trains ResNet-50 with 1,200 classes and the mixed strategy:
 synchronously inside each node of four K80 GPUs, and asynchronously between the nodes.
@@ -6,6 +6,7 @@ synchronously inside each node of four K80 GPUs, and asynchronously between the 
 
 from collections.abc import Sequence
 
+from fineprune.experiments.planner import Plan
 from fineprune.experiments.scale_table import SERVER_PHASES, WORKER_PHASES, ScaleRow
 from fineprune.report.table import NOTHING, Table, decimal, number, percent, table_of
 
@@ -20,6 +21,9 @@ PAPER_THROUGHPUT = (
     ("8 workers + 7 PS, shared", 8, 809.10, 6.52, 0.82),
 )
 
+# The speedups by nodes and shared servers. Figure 2b has those with the most servers.
+PAPER_SPEEDUP = {(1, 0): 1.0, (2, 1): 1.58, (4, 1): 2.35, (4, 3): 3.09, (8, 7): 6.52}
+
 # Workers, test accuracy, hours, speedup to the same loss.
 PAPER_LEARNING = (
     ("1 worker", 0.228, 106.43, 1.00),
@@ -27,6 +31,15 @@ PAPER_LEARNING = (
     ("4 workers", 0.202, 37.99, 2.80),
     ("8 workers", 0.217, 22.50, 4.73),
 )
+
+
+def node_speedups(rows: Sequence[ScaleRow]) -> list[tuple[ScaleRow, float]]:
+    """Return the speedup of each row over one node with as many accelerators, where one is known.
+
+    As in [D] section 7.2, the throughput of N nodes is divided by that of one of them.
+    """
+    alone = {row.per_node: row.throughput for row in reversed(rows) if row.nodes == 1}
+    return [(row, row.throughput / alone[row.per_node]) for row in rows if row.per_node in alone]
 
 
 def scale_tables(rows: Sequence[ScaleRow], *, paper: bool = False) -> list[Table]:
@@ -114,10 +127,7 @@ def _phases(rows: Sequence[ScaleRow]) -> Table:
     return Table(
         "Time per gradient in each phase, ms",
         ("configuration", *phases),
-        [
-            (row.configuration, *(f"{1e3 * row.phases.get(phase, 0.0):.2f}" for phase in phases))
-            for row in rows
-        ],
+        [(row.configuration, *_milliseconds(row.phases, phases)) for row in rows],
         f"Sums over all processes, per applied gradient. The phases {', '.join(SERVER_PHASES)} are "
         f"those of the servers; they take place during the workers' phases pull and wait.",
     )
@@ -132,11 +142,9 @@ def _each(rows: Sequence[ScaleRow]) -> Table:
         ("configuration", "worker", "samples, %", "staleness", *phases),
         [
             (
-                row.configuration,
-                str(rank),
-                percent(worker.share, 1),
+                *(row.configuration, str(rank), percent(worker.share, 1)),
                 number(worker.staleness_mean, ".2f"),
-                *(f"{1e3 * worker.phases.get(phase, 0.0):.2f}" for phase in phases),
+                *_milliseconds(worker.phases, phases),
             )
             for row in rows
             for rank, worker in enumerate(row.each)
@@ -144,6 +152,10 @@ def _each(rows: Sequence[ScaleRow]) -> Table:
         "A slow worker computes longer than the others, trains fewer samples of asynchronous runs, "
         "and its gradients are staler.",
     )
+
+
+def _milliseconds(seconds: dict[str, float], phases: Sequence[str]) -> list[str]:
+    return [f"{1e3 * seconds.get(phase, 0.0):.2f}" for phase in phases]
 
 
 def _accuracy(row: ScaleRow) -> str:
@@ -155,3 +167,39 @@ def _accuracy(row: ScaleRow) -> str:
 
 def _ratio(value: float | None) -> str:
     return decimal(value, 2)
+
+
+def planned_table(plan: Plan) -> Table:
+    """Return where scaling stops paying or, if only some configurations were asked for, these."""
+    title, note = "Predicted configurations", ""
+    if plan.stops:
+        title = "Where scaling stops paying"
+        note = (
+            "For each strategy, the configuration with the most workers whose last doubling "
+            "shortened the training by a third. "
+        )
+    return table_of(
+        title,
+        plan.stops or plan.rows,
+        (
+            ("configuration", lambda row: row.configuration),
+            ("nodes", lambda row: f"{row.nodes:,}"),
+            ("samples/s", lambda row: number(row.throughput, _digits(row.throughput))),
+            ("speedup", lambda row: f"{row.speedup:,.2f}"),
+            ("efficiency", lambda row: f"{row.efficiency:.2f}"),
+            ("staleness", lambda row: f"{row.staleness:,.3g}"),
+            ("limit", lambda row: row.limit),
+            ("samples", lambda row: f"{row.samples_factor:.2f}"),
+            ("hours", lambda row: f"{row.hours:,.3g}"),
+            ("pruned", lambda row: number(row.hours_pruned, ",.3g")),
+        ),
+        f"{note}Speedup is relative to one node, and efficiency is speedup divided by nodes. "
+        f"Limit: what limits the throughput. Samples: relative to one worker; all the same unless "
+        f"a critical batch size and a cost of staleness are given. Hours: to the target, or for "
+        f"the recipe's epochs, on all data and with the pruning of the recipe. A formula predicts "
+        f"this from steps that were measured on one machine or given.",
+    )
+
+
+def _digits(value: float) -> str:
+    return ",.0f" if value >= 100 else ".3g"
