@@ -37,8 +37,11 @@ class LocalEpochs:
     counted = "batch"
 
     def __init__(self, trainer: "Trainer") -> None:
-        self._trainer, recipe, model = trainer, trainer.recipe, trainer.model
+        recipe, ranks, model = trainer.recipe, trainer.ranks, trainer.model
         run, training = recipe.run, recipe.training
+        # Not the trainer, whose loader processes would then not end with it.
+        self._recipe, self._ranks, self._model, self._pruner = recipe, ranks, model, trainer.pruner
+        self._average, self._records_logits = trainer.average, trainer.records_logits
         samples, size = len(trainer.pruner.sampler), training.batch_size
         if training.drop_last and samples < size:
             raise InputError(
@@ -53,16 +56,16 @@ class LocalEpochs:
             # full epoch), and the network is compiled for each of them.
             mode = "reduce-overhead" if run.device.startswith("cuda") else "default"
             forward = cast(nn.Module, torch.compile(model, dynamic=False, mode=mode))
-        if trainer.ranks.rank:
+        if ranks.rank:
             # All ranks draw the same initial weights, but must draw different numbers in training.
-            reseed(run.seed, trainer.ranks.rank, run.device)
-        self._forward: Any = trainer.ranks.replicate(model, forward)
+            reseed(run.seed, ranks.rank, run.device)
+        self._forward: Any = ranks.replicate(model, forward)
         parameters = [parameter for _, parameter in trained_parameters(model)]
         self._optimizer = build_optimizer(parameters, training)
         self._loader = EpochLoader(
             trainer.data.train, trainer.pruner.sampler, size, drop_last=training.drop_last
         )
-        self._vote = StopVote(trainer.ranks)
+        self._vote = StopVote(ranks)
 
     @contextlib.contextmanager
     def running(self, stop: StopRequest) -> Iterator[None]:
@@ -87,8 +90,8 @@ class LocalEpochs:
         Returns:
             Whether the last batch was trained. If not, all ranks stopped after the same step.
         """
-        trainer, optimizer, simulated = self._trainer, self._optimizer, self._simulated
-        recipe, ranks, pruner = trainer.recipe, trainer.ranks, trainer.pruner
+        recipe, ranks, pruner = self._recipe, self._ranks, self._pruner
+        optimizer, simulated = self._optimizer, self._simulated
         training, run, broken = recipe.training, recipe.run, self._loader.broken
         batches, accumulation = len(self._loader), recipe.accumulation
         autocast, rate = precision(run), -1.0
@@ -96,7 +99,7 @@ class LocalEpochs:
         each = recipe.distributed.simulated_batches
         updates = totals.planned = -(-batches // each)
         first = totals.batches  # Optimizer steps begin here, also on another number of ranks.
-        training_mode(trainer.model, recipe.network.freeze)
+        training_mode(self._model, recipe.network.freeze)
         if simulated and not first:
             simulated.begin_epoch(epoch)
         for index, (x, y) in self._loader:
@@ -119,7 +122,7 @@ class LocalEpochs:
             losses = training_losses(logits, y, training)
             with totals.bookkeeping():
                 # User-defined data may have probabilities in place of labels.
-                watched = (logits, y) if trainer.records_logits and y.ndim == 1 else ()
+                watched = (logits, y) if self._records_logits and y.ndim == 1 else ()
                 loss = pruner.record(index, losses, *watched)
             totals.add(index, losses, batches)
             if broken is not None:
@@ -133,8 +136,8 @@ class LocalEpochs:
                 optimizer.step()
             optimizer.zero_grad()
             totals.steps += 1
-            if trainer.average is not None:
-                trainer.average.update(trainer.model)
+            if self._average is not None:
+                self._average.update(self._model)
             if self._vote.says_stop(bool(stop)):
                 return False
             every = run.checkpoint_steps
@@ -161,17 +164,17 @@ class LocalEpochs:
             self._simulated.load_state_dict(state["simulated"])
 
     def _simulated_workers(self) -> SimulatedWorkers:
-        strategy, ranks = self._trainer.recipe.distributed, self._trainer.ranks
+        strategy, ranks = self._recipe.distributed, self._ranks
         if ranks.size > 1:
             raise InputError(
                 f"expected distributed.simulate in one process, got {strategy.simulate} on "
                 f"{ranks.size} ranks: start it without torchrun"
             )
         return SimulatedWorkers(
-            self._trainer.model,
+            self._model,
             strategy.simulated_groups,
             strategy.step_seconds,
             strategy.step_spread,
             strategy.staleness_bound,
-            self._trainer.recipe.run.seed,
+            self._recipe.run.seed,
         )
