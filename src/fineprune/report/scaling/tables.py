@@ -66,9 +66,8 @@ def _throughput(rows: Sequence[ScaleRow], paper: bool) -> Table:
             ("efficiency", lambda row: _ratio(row.efficiency)),
         ),
         "Median over all epochs but the first, with quartiles. A node is a worker with its group, "
-        "or a dedicated server. Speedup is relative to the baseline (by default, a single "
-        "process), and efficiency is speedup divided by the accelerators of the nodes, relative to "
-        "the baseline's.",
+        "or a dedicated server. Speedup is relative to the first configuration, and efficiency is "
+        "speedup divided by the accelerators of the nodes, relative to the first's.",
         [
             (f"paper: {text}", str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e))
             for text, nodes, images, s, e in PAPER_THROUGHPUT
@@ -93,8 +92,8 @@ def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
             ("speedup", lambda row: _ratio(row.speedup_to_target)),
         ),
         "The loss is the mean cross-entropy over as many batches as an epoch has; where it falls "
-        "to the target is interpolated. Speedup is relative to the baseline. With several "
-        "seeds: means, and the standard deviation of the accuracy.",
+        "to the target is interpolated. Speedup is relative to the first configuration. With "
+        "several seeds: means, and the standard deviation of the accuracy.",
         [
             (f"paper: {text}", percent(accuracy, 1), f"{hours:g} h", *[NOTHING] * 3, _ratio(s))
             for text, accuracy, hours, s in PAPER_LEARNING
@@ -189,15 +188,14 @@ def planned_table(plan: Plan) -> Table:
             ("efficiency", lambda row: f"{row.efficiency:.2f}"),
             ("staleness", lambda row: f"{row.staleness:,.3g}"),
             ("limit", lambda row: row.limit),
-            ("samples", lambda row: f"{row.samples_factor:.2f}"),
             ("hours", lambda row: f"{row.hours:,.3g}"),
             ("pruned", lambda row: number(row.hours_pruned, ",.3g")),
         ),
         f"{note}Speedup is relative to one node, and efficiency is speedup divided by nodes. "
-        f"Limit: what limits the throughput. Samples: relative to one worker; all the same unless "
-        f"a critical batch size and a cost of staleness are given. Hours: to the target, or for "
-        f"the recipe's epochs, on all data and with the pruning of the recipe. A formula predicts "
-        f"this from steps that were measured on one machine or given.",
+        f"Limit: what limits the throughput. Hours: of the recipe's epochs, on all data and with "
+        f"the pruning of the recipe. A formula predicts this from steps that were measured on one "
+        f"machine or given. Every configuration is taken to need the same number of samples; large "
+        f"updates and stale gradients need more.",
     )
 
 
