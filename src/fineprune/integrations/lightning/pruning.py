@@ -210,7 +210,6 @@ class DataPruning(pl.Callback):
         return self._loader
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def record(
     module: pl.LightningModule,
     losses: torch.Tensor,
@@ -235,6 +234,11 @@ def record(
     Raises:
         InputError: A shape or a type is wrong, or the losses of this batch were recorded already.
     """
+    mean: torch.Tensor = _record_untraced(module, losses, logits, labels)
+    return mean
+
+
+def _record(module: Any, losses: torch.Tensor, *watched: torch.Tensor | None) -> torch.Tensor:
     if not isinstance(module, pl.LightningModule):
         raise InputError(
             f"expected record(self, losses) in training_step, got {type(module).__name__} first: "
@@ -246,8 +250,12 @@ def record(
         return losses.mean()
     for callback in trainer.callbacks if getattr(trainer, "training", False) else ():
         if isinstance(callback, DataPruning):
-            return callback._note(losses, logits, labels)
+            return callback._note(losses, *watched)
     return losses.mean()
+
+
+# A compiled training step must not trace the bookkeeping.
+_record_untraced = torch.compiler.disable(_record)
 
 
 def _log(trainer: pl.Trainer, values: dict[str, float], step: int) -> None:

@@ -60,7 +60,7 @@ def losses_and_tokens(
     if "log_probs" in named:
         tokens = named["label_mask"].sum(1)
         return -named["log_probs"].float().sum(1) / tokens.clamp(min=1), tokens
-    logits = named.get("logits")
+    logits: Any = named.get("logits")
     found = [len(p) if isinstance(p, Tensor) else type(p).__name__ for p in (logits, labels)]
     if found[0] != found[1] or isinstance(found[1], str):
         raise InputError(
