@@ -60,9 +60,9 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, msgspec.json.format(json_text(content)) + "\n")
 
 
-def read_json(path: Path, kind: type[_Record]) -> _Record:
-    """Read JSON as a dataclass or another type, strictly."""
-    with explaining(f"expected JSON in {path}, cannot read it"):
+def read_json(path: Path, kind: type[_Record], advice: str = "") -> _Record:
+    """Read JSON as a dataclass or another type, strictly; ``advice`` is that of ``explaining``."""
+    with explaining(f"expected JSON in {path}, cannot read it", advice=advice):
         content = path.read_text(encoding="utf-8")
         try:
             return msgspec.json.decode(content, type=kind)

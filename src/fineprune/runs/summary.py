@@ -153,7 +153,8 @@ def shortened(digest: str | None) -> str | None:
 
 def read_summary(path: Path) -> Summary:
     """Read and check the summary of a run."""
-    values = read_json(path, dict[str, Any])
+    advice = ": remove the file and continue the run, which writes it again"
+    values = read_json(path, dict[str, Any], advice)
     version = values.get("version", _VERSION)
     if version != _VERSION:
         raise InputError(
