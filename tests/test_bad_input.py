@@ -418,6 +418,8 @@ COMMANDS = [
     (f"plan {QUICK} {own('pair')}", "expected --samples with data.name = "),
     # Batch scripts.
     (f"slurm {QUICK} --nodes 0", "expected nodes to be at least 1, got 0"),
+    (f"slurm {QUICK} --nodes 2 --options=--foo", "got '--foo': No such option: --foo"),
+    (f"slurm {QUICK} --nodes 2 --options=\\'x", ": No closing quotation"),
     (f"slurm {QUICK} --nodes 2 distributed.strategy=sink", "did you mean 'sync'"),
     (f"slurm {QUICK} --nodes 2 --time tomorrow", "got 'tomorrow'"),
     (f"slurm {QUICK} --nodes 9 distributed.strategy=async", "expected work for all 9 nodes"),

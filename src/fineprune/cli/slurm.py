@@ -3,7 +3,7 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -95,7 +95,7 @@ def slurm(
     policy = made.pruning.policy.replace(":", "-") if verb == "train" else verb
     folder = run or Path("runs") / f"{recipe.stem}-{policy}"
     command = ["-m", "fineprune", verb, str(recipe), *chosen, "--out", str(folder)]
-    command += [*shlex.split(options), *(["--resume"] if verb == "train" else []), *changed]
+    command += [*_options_of(verb, options), *(["--resume"] if verb == "train" else []), *changed]
     script = batch_script(
         command,
         folder,
@@ -114,6 +114,20 @@ def slurm(
         make_folder(out.parent)
         write_atomically(out, script)
         typer.echo(f"written to {out}; submit it from here with: sbatch {shlex.quote(str(out))}")
+
+
+def _options_of(verb: str, text: str) -> list[str]:
+    """Return more options of a verb, which takes them: else the job would fail after its wait."""
+    from fineprune.cli.main import app
+
+    try:
+        options = shlex.split(text)
+        command: Any = typer.main.get_command(app)
+        command.get_command(None, verb).make_context(verb, ["recipe", *options])
+    except (ValueError, typer.TyperException) as error:
+        told = error.format_message() if isinstance(error, typer.TyperException) else error
+        raise InputError(f"expected --options of fineprune {verb}, got {text!r}: {told}") from error
+    return options
 
 
 def _processes(recipe: Recipe, nodes: int, *, whole: bool) -> int:
