@@ -13,9 +13,9 @@ from fineprune.experiments.controls import make_arms
 from fineprune.pruning.policies.policy import Training
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.comparison import Comparison, ListedRun, write_comparison
-from fineprune.runs.files import append_metrics, epoch_file
+from fineprune.runs.files import append_metrics, epoch_file, write_json
 from fineprune.runs.run import Run
-from fineprune.runs.summary import Hardware, Summary, write_summary
+from fineprune.runs.summary import Hardware, Summary
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.recipe import Recipe, make_recipe
 from fineprune.writing import write_atomically
@@ -130,7 +130,7 @@ def make_run(
         lines.append(line)
     if counts and isinstance(policy, ScheduledPolicy) and arm == "fine-pruning":
         _make_counts(folder / "counts", policy, number, noise)
-    write_summary(folder / "summary.json", _summary(recipe, arm, lines))
+    write_json(folder / "summary.json", _summary(recipe, arm, lines))
 
 
 def _make_history(folder: Path, recipe: Recipe, epoch: int, kept: int, height: float) -> None:

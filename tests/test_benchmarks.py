@@ -110,7 +110,7 @@ def test_watched_runs_are_ranked(tmp_path, monkeypatch):
     finally:
         Evidence.record = before  # type: ignore[method-assign]
     train(recipe.replaced("pruning", policy="full"), tmp_path / "run")
-    expected = read_evidence(tmp_path / "run", 256)
+    expected, _ = read_evidence(tmp_path / "run", 256)
     with np.load(file) as arrays:
         assert np.array_equal(arrays["labels"], expected.ranking().labels)
         assert len(arrays["order"]) == 6 * 256

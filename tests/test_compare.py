@@ -9,13 +9,16 @@ import sys
 import time
 
 import pytest
+from made_runs import made_recipe, make_compare
 from processes import in_session, wait_until_ended
 from resuming import train_through
 
 from fineprune.errors import InputError, RunError
+from fineprune.experiments.compare import _result as result_of
 from fineprune.experiments.compare import compare, plan_runs
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.controls import make_arms
+from fineprune.experiments.planned_run import PlannedRun
 from fineprune.experiments.scale import scale
 from fineprune.report.comparison import write_report
 from fineprune.report.facts import cautions
@@ -251,6 +254,14 @@ def test_the_progress_says_which_runs_finished_with_which_accuracy(whole, said):
     # Full training is finished before the last of four runs, two of which train at a time.
     assert any(", saved " in line and " of the time (predicted " in line for line in lines)
     assert said[-1][1:] == (96, 96)
+
+
+def test_an_arm_that_skips_nothing_is_said_to_save_nothing(tmp_path):
+    recipe = made_recipe()
+    folder = make_compare(tmp_path / "c", recipe=recipe, arms=("full", "watched"), seeds=[0])
+    runs = [PlannedRun(name, recipe, folder / f"{name}-0") for name in ("full", "watched")]
+    lines = [result_of(run) for run in runs]
+    assert [line.startswith("accuracy ") and "saved" not in line for line in lines] == [True, True]
 
 
 def test_arms_and_seeds_are_added_to_a_comparison(copied):

@@ -57,6 +57,16 @@ def test_they_name_classes_that_were_not_learned_and_samples_that_were_not_recor
     assert "3 of 603 samples were never recorded" in said
 
 
+def test_a_network_that_has_learned_nothing_is_told_to_train_longer():
+    watch = fp.LabelWatch(N, CLASSES)
+    logits = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
+    watch.record(torch.arange(N), logits, torch.arange(N) % CLASSES)
+    first, *_ = watch.facts()
+    assert first.startswith("The network has hardly learned these labels")
+    assert "train longer" in first
+    assert not any("hardly learned these labels" in fact for fact in watched(60).facts())
+
+
 def test_without_a_suspect_no_pair_of_classes_is_named():
     assert [fact for fact in watched(0).facts() if "mistakes" in fact] == []
     with pytest.raises(InputError, match=r"expected the names of 6 classes, .* got 1"):

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,12 +160,6 @@ def test_runs_on_other_labels_are_refused(full, tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_run_is_not_counted_twice(full, tmp_path):
-    result = inspect(full, f"{full}/../{full.name}", "--out", tmp_path / "page.html", "--json")
-    (told,) = json.loads(result.stdout)["runs"]
-    assert Path(told).resolve() == full.resolve()
-
-
 def test_what_is_said_of_the_classes_is_counted(run):
     inspected = read_inspected(read_runs([run]))
     rows = class_rows(inspected)
@@ -285,8 +278,8 @@ def test_suggestions_are_accepted_with_their_confidence(run, table, tmp_path):
     said = inspect(run, "--out", tmp_path / "page.html", *options).stdout
     assert f"labels: {tmp_path / 'labels.csv'}, with {changed} suggestions accepted" in said
     # No label changes that is not suspected, whatever is accepted.
-    some = label_table(read_inspected(read_runs([run])), accept=0.01)
-    assert some.accepted == read_inspected(read_runs([run])).ranking.num_suspects
+    _, accepted = label_table(read_inspected(read_runs([run])), accept=0.01)
+    assert accepted == read_inspected(read_runs([run])).ranking.num_suspects
 
 
 def test_edits_are_read(run, table, tmp_path):
@@ -393,7 +386,7 @@ def test_a_table_that_may_have_been_edited_is_not_overwritten(run, tmp_path):
 
 
 def test_a_comparison_without_runs_is_one_line(tmp_path):
-    (tmp_path / "compare.json").write_text('{"version": 1, "title": "t", "arms": [], "runs": []}')
+    (tmp_path / "compare.json").write_text('{"version": 2, "title": "t", "arms": [], "runs": []}')
     result = inspect(tmp_path, "--out", tmp_path / "page.html")
     assert "expected sha256 in" in result.output
     assert result.output.count("\n") == 1
@@ -424,11 +417,6 @@ def test_a_report_shows_the_suspects_of_its_runs_folded(run, full, tmp_path):
     before = texts[1][: texts[1].index('<section id="review"')]
     assert before.count("<details>") == before.count("</details>") + 1
     parse_strictly(texts[1])
-
-
-def test_the_sum_of_evidence_does_not_depend_on_the_order(run, full):
-    one, other = (read_inspected(read_runs(folders)) for folders in ((full, run), (run, full)))
-    torch.testing.assert_close(one.ranking.scores, other.ranking.scores, rtol=1e-2, atol=1e-2)
 
 
 def test_the_evidence_of_other_labels_is_refused(run, tmp_path):

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fineprune.errors import InputError
-from fineprune.labels.class_shares import KEEP_ALL, STRONGEST, ClassShares
-from fineprune.labels.evidence import Evidence
+from fineprune.labels.evidence import KEEP_ALL, STRONGEST, Evidence
 
 # Half precision: the relative error of a number, and the absolute error of a small one.
 RELATIVE, ABSOLUTE = 2.0**-11, 2.0**-24
@@ -62,7 +61,7 @@ def random_batches(data, samples, classes):
 def test_the_sums_are_those_of_a_slow_implementation(data, samples, classes):
     labels = labels_of(samples, classes)
     batches = list(random_batches(data, samples, classes))
-    evidence = Evidence(samples, classes, None)
+    evidence = Evidence(samples, classes)
     for index, logits in batches:
         evidence.record(index, logits, labels[index])
     loss, visits, shares = brute_force(batches, samples, classes, labels)
@@ -78,7 +77,7 @@ def test_the_sums_are_those_of_a_slow_implementation(data, samples, classes):
 
 def test_a_buffer_is_added_when_it_is_full(monkeypatch):
     monkeypatch.setattr("fineprune.labels.evidence._BLOCK", 10)
-    evidence = Evidence(6, 2, None)
+    evidence = Evidence(6, 2)
     index = torch.tensor([1, 4])
     visits = []
     for step in range(8):
@@ -97,16 +96,24 @@ class WithoutIndexCopy(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("strongest", [None, 2])
-def test_the_sums_need_no_operation_that_mps_lacks(strongest):
-    evidence = Evidence(8, 4, strongest)
+@pytest.fixture(params=["all", "strongest"])
+def storage(request, monkeypatch):
+    """Store all classes, or the label and the two strongest others."""
+    if request.param == "strongest":
+        monkeypatch.setattr("fineprune.labels.evidence.KEEP_ALL", 2)
+        monkeypatch.setattr("fineprune.labels.evidence.STRONGEST", 2)
+
+
+@pytest.mark.usefixtures("storage")
+def test_the_sums_need_no_operation_that_mps_lacks():
+    evidence = Evidence(8, 4)
     with WithoutIndexCopy():
         record_and_flush(evidence, torch.arange(8), logits_of(0, 8, 4), labels_of(8, 4))
     assert evidence.visits.tolist() == [1] * 8
 
 
 def test_rounding_does_not_accumulate_over_a_thousand_epochs():
-    evidence = Evidence(64, 5, None)
+    evidence = Evidence(64, 5)
     evidence_labels, index = labels_of(64, 5), torch.arange(64)
     total = torch.zeros(64, 5, dtype=torch.float64)
     for epoch in range(1, 1001):
@@ -120,7 +127,7 @@ def test_rounding_does_not_accumulate_over_a_thousand_epochs():
 @pytest.mark.parametrize("changed", ["torch", "numpy", "index", "labels"])
 def test_a_batch_may_be_changed_after_it_was_recorded(changed):
     """Also through NumPy, which torch does not notice."""
-    evidence, expected = Evidence(4, 2, None), Evidence(4, 2, None)
+    evidence, expected = Evidence(4, 2), Evidence(4, 2)
     for step in range(3):
         batch = torch.arange(4), logits_of(step, 4, 2), torch.tensor([0, 1, 0, 1])
         expected.record(*(part.clone() for part in batch))
@@ -136,13 +143,13 @@ def test_a_batch_may_be_changed_after_it_was_recorded(changed):
 
 
 def test_records_that_are_not_finite_are_left_out_and_counted():
-    evidence = Evidence(4, 3, None)
+    evidence = Evidence(4, 3)
     logits = logits_of(0, 4, 3)
     logits[1, 2] = torch.nan
     logits[2, 0] = torch.inf
     logits[3, 0] = -torch.inf  # Sample 3 has the label 0, so its loss is infinite.
     evidence.record(torch.arange(4), logits, labels_of(4, 3))
-    assert evidence.nonfinite == 3
+    assert evidence.faults[2] == 3
     assert evidence.visits.tolist() == [1, 0, 0, 0]
     assert shares_of(evidence).isfinite().all()
     evidence.record(torch.arange(4), logits_of(1, 4, 3), labels_of(4, 3))
@@ -155,7 +162,7 @@ def test_records_that_are_not_finite_are_left_out_and_counted():
 @pytest.mark.parametrize("batch", [0, 1])
 def test_numbers_out_of_range_are_an_error(index, label, batch, monkeypatch):
     monkeypatch.setattr("fineprune.labels.evidence._BLOCK", 1)
-    evidence = Evidence(4, 3, None)
+    evidence = Evidence(4, 3)
     for _ in range(batch):
         evidence.record(torch.arange(4), logits_of(0, 4, 3), labels_of(4, 3))
     wrong = torch.tensor([index]), logits_of(0, 1, 3), torch.tensor([label])
@@ -163,10 +170,10 @@ def test_numbers_out_of_range_are_an_error(index, label, batch, monkeypatch):
         evidence.record(*wrong)
 
 
-@pytest.mark.parametrize("strongest", [None, 2])
+@pytest.mark.usefixtures("storage")
 @pytest.mark.parametrize("first", [False, True])
-def test_records_without_a_label_are_left_out(strongest, first):
-    evidence, expected = Evidence(4, 3, strongest), Evidence(4, 3, strongest)
+def test_records_without_a_label_are_left_out(first):
+    evidence, expected = Evidence(4, 3), Evidence(4, 3)
     labelled = torch.tensor([1, 3]), logits_of(0, 2, 3), torch.tensor([2, 1])
     if not first:
         evidence.record(*labelled)
@@ -186,7 +193,7 @@ def test_records_without_a_label_are_left_out(strongest, first):
 @pytest.mark.parametrize("labels", [[2, -100], [-100, 2], [2, -100, 2], [2, 2, -100, -100]])
 @pytest.mark.parametrize("apart", [False, True])
 def test_some_records_of_a_sample_may_have_no_label(labels, apart):
-    evidence = Evidence(4, 3, None)
+    evidence = Evidence(4, 3)
     evidence.record(torch.tensor([0]), logits_of(0, 1, 3), torch.tensor([1]))
     batches = torch.tensor(labels).split(1 if apart else len(labels))
     for batch in batches:
@@ -199,7 +206,7 @@ def test_some_records_of_a_sample_may_have_no_label(labels, apart):
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_label_that_changes_is_an_error(together):
-    evidence = Evidence(4, 3, None)
+    evidence = Evidence(4, 3)
     if together:
         index, labels = torch.tensor([1, 1]), torch.tensor([0, 2])
     else:
@@ -210,15 +217,15 @@ def test_a_label_that_changes_is_an_error(together):
 
 
 @settings(max_examples=25, derandomize=True, deadline=None)
-@given(st.integers(STRONGEST + 2, 200), st.integers(0, 10**6))
+@given(st.integers(KEEP_ALL + 1, 200), st.integers(0, 10**6))
 def test_of_many_classes_the_label_and_the_strongest_others_are_kept(classes, seed):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(5, classes, generator=generator).mul(2).softmax(1)
     labels = torch.randint(0, classes, (5,), generator=generator)
-    shares = ClassShares(8, classes, STRONGEST, torch.device("cpu"))
+    evidence = Evidence(8, classes)
     index = torch.tensor([7, 2, 5, 0, 1])
-    shares.write(index, labels, rows.clone())
-    found = shares.read(index, labels)
+    record_and_flush(evidence, index, rows.log(), labels)
+    found = evidence.shares_of(index, labels)
     torch.testing.assert_close(found.sum(1), torch.ones(5), rtol=0, atol=1e-2)
     for row, read, label in zip(rows, found, labels.tolist(), strict=True):
         others = row.clone()
@@ -231,19 +238,21 @@ def test_of_many_classes_the_label_and_the_strongest_others_are_kept(classes, se
 
 def test_classes_above_32_767_are_kept_as_well():
     classes = (1 << 15) + 2
-    rows = torch.zeros(1, classes)
-    rows[0, [5, classes - 1]] = torch.tensor([0.25, 0.75])
-    shares = ClassShares(1, classes, STRONGEST, torch.device("cpu"))
+    logits = torch.full((1, classes), -torch.inf)
+    logits[0, [5, classes - 1]] = torch.tensor([0.25, 0.75]).log()
+    evidence = Evidence(1, classes)
     index, labels = torch.tensor([0]), torch.tensor([5])
-    shares.write(index, labels, rows.clone())
-    assert torch.equal(shares.read(index, labels), rows)
+    record_and_flush(evidence, index, logits, labels)
+    torch.testing.assert_close(evidence.shares_of(index, labels), logits.exp(), rtol=1e-3, atol=0)
 
 
-def test_of_many_classes_the_shares_stay_close_to_those_of_all():
+def test_of_many_classes_the_shares_stay_close_to_those_of_all(monkeypatch):
     samples, classes = 50, KEEP_ALL + 36
     labels = labels_of(samples, classes)
     centre = logits_of(0, samples, classes)
-    few, every = Evidence(samples, classes, STRONGEST), Evidence(samples, classes, None)
+    few = Evidence(samples, classes)
+    monkeypatch.setattr("fineprune.labels.evidence.KEEP_ALL", classes)
+    every = Evidence(samples, classes)
     for epoch in range(1, 11):
         logits = epoch * centre / 4 + logits_of(epoch, samples, classes) / 3
         for evidence in (few, every):
@@ -260,8 +269,8 @@ def test_of_many_classes_the_shares_stay_close_to_those_of_all():
 def test_evidence_is_added():
     samples, classes = 30, 4
     labels = labels_of(samples, classes)
-    parts = [Evidence(samples, classes, None) for _ in range(3)]
-    whole = Evidence(samples, classes, None)
+    parts = [Evidence(samples, classes) for _ in range(3)]
+    whole = Evidence(samples, classes)
     for step in range(60):
         index = torch.randint(0, samples, (10,), generator=torch.Generator().manual_seed(step))
         logits = logits_of(step, 10, classes)
@@ -279,11 +288,11 @@ def test_evidence_is_added():
 
 
 def test_evidence_of_another_data_set_is_not_added():
-    evidence = Evidence(4, 3, None)
+    evidence = Evidence(4, 3)
     evidence.record(torch.arange(4), logits_of(0, 4, 3), labels_of(4, 3))
     with pytest.raises(InputError, match="4 samples and 3 classes, got 5 and 3"):
-        evidence.add(Evidence(5, 3, None))
-    other = Evidence(4, 3, None)
+        evidence.add(Evidence(5, 3))
+    other = Evidence(4, 3)
     other.record(torch.arange(4), logits_of(0, 4, 3), (labels_of(4, 3) + 1) % 3)
     with pytest.raises(InputError, match="got different ones for 4 samples"):
         evidence.add(other)
@@ -294,21 +303,20 @@ def test_a_restored_evidence_continues_bit_for_bit(classes, monkeypatch):
     monkeypatch.setattr("fineprune.labels.evidence._BLOCK", 50 * classes)
     samples = 20
     labels = labels_of(samples, classes)
-    strongest = None if classes <= KEEP_ALL else STRONGEST
 
     def record(evidence, steps):
         for step in steps:
             index = torch.randint(0, samples, (8,), generator=torch.Generator().manual_seed(step))
             evidence.record(index, logits_of(step, 8, classes), labels[index])
 
-    undisturbed = Evidence(samples, classes, strongest)
+    undisturbed = Evidence(samples, classes)
     record(undisturbed, range(40))
     for stop in (0, 1, 5, 17, 40):
-        saved = Evidence(samples, classes, strongest)
+        saved = Evidence(samples, classes)
         record(saved, range(stop))
         state = saved.state_dict()
         record(saved, range(stop, 40))
-        resumed = Evidence(samples, classes, strongest)
+        resumed = Evidence(samples, classes)
         resumed.load_state_dict(state)
         record(resumed, range(stop, 40))
         for evidence in (saved, resumed):

@@ -16,7 +16,7 @@ from fineprune.labels.ranking import rank
 
 def made_evidence(shares, labels, classes):
     """Return the evidence of one epoch whose softmax is this, without samples labelled -1."""
-    evidence = Evidence(len(labels), classes, None)
+    evidence = Evidence(len(labels), classes)
     index = np.flatnonzero(np.array(labels) >= 0)
     given = torch.tensor([labels[i] for i in index])
     evidence.record(torch.from_numpy(index), torch.tensor(shares)[index].log(), given)
@@ -185,11 +185,13 @@ def test_wrong_labels_are_found_in_classes_of_few_samples():
     assert roc_area(found.scores.numpy(), wrong) > roc_area(by_loss, wrong) - 0.03
 
 
-def test_many_classes_are_ranked_by_the_strongest_ones():
+def test_many_classes_are_ranked_by_the_strongest_ones(monkeypatch):
     """The stored classes give almost the ranking that all of them give."""
     classes = 100
     shares, labels, true = noisy_shares(classes, None, samples=6000)
-    few, every = Evidence(6000, classes, 16), Evidence(6000, classes, None)
+    few = Evidence(6000, classes)
+    monkeypatch.setattr("fineprune.labels.evidence.KEEP_ALL", classes)
+    every = Evidence(6000, classes)
     for evidence in (few, every):
         logits = torch.from_numpy(shares).float().log()
         evidence.record(torch.arange(6000), logits, torch.from_numpy(labels))
@@ -210,7 +212,7 @@ def test_a_sure_network_suspects_no_right_label_also_in_classes_of_one_sample_an
 def test_labels_whose_shares_are_all_zero_are_ranked():
     """As of a certain network on labels in another order of the classes."""
     true = torch.arange(60) % 3
-    evidence = Evidence(60, 3, None)
+    evidence = Evidence(60, 3)
     noise = torch.rand(60, 3, generator=torch.Generator().manual_seed(0))
     logits = 40.0 * torch.nn.functional.one_hot(true, 3) + noise
     evidence.record(torch.arange(60), logits, (true + 1) % 3)

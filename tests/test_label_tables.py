@@ -16,7 +16,7 @@ from fineprune.cli.main import app
 from fineprune.datasets.label_file import read_labels
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import grouped
-from fineprune.report.wrong_labels import found_rows
+from fineprune.report.comparison_table import found_rows
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data

@@ -18,7 +18,7 @@ from fineprune.errors import InputError, Stopped
 from fineprune.experiments.compare import compare
 from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.shown_samples import shown_samples
-from fineprune.runs.history import needed_evidence
+from fineprune.runs.history import read_evidence
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.training_set import UNKNOWN, read_training_set
 from fineprune.training.data import load_data
@@ -76,7 +76,7 @@ def again(first, tmp_path_factory):
 
 
 def kept_by(run, samples=N):
-    return needed_evidence(run, samples, "to test").without_suspects()
+    return read_evidence(run, samples)[0].without_suspects()
 
 
 def test_the_second_training_is_one_on_the_subset_of_the_others(first, again):
@@ -154,7 +154,7 @@ def test_a_run_without_evidence_or_suspects_is_refused(first, tmp_path):
     with pytest.raises(InputError, match=r"history = true|with evidence"):
         train(second(tmp_path / "bare"), tmp_path / "run")
     shutil.copytree(first, tmp_path / "unsuspicious")
-    watch = needed_evidence(first, N, "to test")
+    watch, _ = read_evidence(first, N)
     sure = type(watch)(N, 10)
     sure.record(
         torch.arange(N), 9.0 * torch.eye(10)[watch.ranking().labels], watch.ranking().labels

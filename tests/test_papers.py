@@ -98,6 +98,8 @@ def test_the_first_page_has_every_table_and_figure(runs_one, tmp_path):
     parse_strictly(page)
     for part in ("Table 1", "Table 2", "Figure 1", "Figure 2", "Figure 3", "Formulas 2 to 7"):
         assert part in page, part
+    assert "(the paper&#39;s Figure 1), resnet18 on digits" in page
+    assert "(the paper&#39;s Figure 2), lenet on digits" in page
     for paper in RESULTS.values():
         assert f">{paper.name}</th>" in page
         assert f"{100 * paper.accuracy_regular:.2f}" in page

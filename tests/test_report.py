@@ -24,13 +24,14 @@ from fineprune.experiments.arm_table import group_rows, grouped
 from fineprune.report.comparison import draw_first, draw_further, write_report
 from fineprune.report.comparison_table import cost_table, headline, results_table, row_dicts
 from fineprune.report.facts import cautions, facts
-from fineprune.report.figures.accuracy_over_time import draw_time
+from fineprune.report.figures import style
 from fineprune.report.figures.counts import draw_counts
-from fineprune.report.figures.curves import draw_curves
+from fineprune.report.figures.curves import draw_curves, draw_time
 from fineprune.report.figures.sample_losses import draw_sample_losses
-from fineprune.report.figures.schedule import schedule_svg
+from fineprune.report.figures.schedule import draw_schedule
 from fineprune.report.paper_one import RESULTS, paper_tables
 from fineprune.report.table import rich_table
+from fineprune.runs.files import json_text
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.summary import Summary
 
@@ -191,13 +192,12 @@ def test_with_one_seed_no_interval_is_printed_and_nothing_is_claimed(runs):
 
 def test_rows_can_be_written_as_json(runs):
     rows = table_rows(runs)
-    full, pruned = json.loads(json.dumps(row_dicts(rows)))[:2]
+    full, pruned = json.loads(json_text(row_dicts(rows)))[:2]
     assert pruned["difference"] is None
     assert pruned["accuracy_last"] == rows[1].accuracy_last
     assert full["difference"] == {
         "mean": rows[0].difference.mean,
-        "low": rows[0].difference.low,
-        "high": rows[0].difference.high,
+        "half_width": rows[0].difference.half_width,
         "pairs": 3,
     }
 
@@ -276,18 +276,13 @@ def test_every_figure_is_xml_with_labelled_axes(drawings):
     assert {"epoch", "test loss, nats", "test accuracy, %", "fine-pruning"} <= texts
 
 
-def _noted(figure, seen):
-    seen.append(figure)
-    return ""
-
-
 @pytest.fixture
 def figures(monkeypatch):
     """Returns the figure that a function draws, as matplotlib's object."""
 
-    def drawn_by(draw, group, module):
+    def drawn_by(draw, group):
         seen: list[Figure] = []
-        monkeypatch.setattr(f"{module}.svg_text", lambda figure, label: _noted(figure, seen))
+        monkeypatch.setattr(style, "drawing", lambda figure, *_: seen.append(figure))
         draw(group)
         return seen[0]
 
@@ -297,7 +292,7 @@ def figures(monkeypatch):
 @pytest.mark.parametrize("draw", [draw_time, draw_curves])
 def test_every_point_lies_inside_its_axes(draw, runs, figures):
     """Also the low accuracies and high losses of the first epochs."""
-    figure = figures(draw, one_group(runs), draw.__module__)
+    figure = figures(draw, one_group(runs))
     points = 0
     for axes in figure.axes:
         (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
@@ -313,7 +308,7 @@ def test_every_point_lies_inside_its_axes(draw, runs, figures):
 
 def test_the_end_of_each_arm_has_its_mean_and_its_time(runs, figures):
     group = one_group(runs)
-    end = figures(draw_time, group, draw_time.__module__).axes[1]
+    end = figures(draw_time, group).axes[1]
     places = [
         [float(value[0]) for value in line.get_data()]
         for line in end.lines
@@ -333,7 +328,7 @@ def test_a_curve_of_one_point_is_drawn(tmp_path, figures):
     folder = make_compare(tmp_path / "c", recipe=recipe, arms=["full"], seeds=[0], history=False)
     group = one_group(read_runs([folder]))
     for draw in (draw_time, draw_curves):
-        (line,) = figures(draw, group, draw.__module__).axes[0].lines
+        (line,) = figures(draw, group).axes[0].lines
         assert len(line.get_xdata()) == 1
         assert line.get_marker() == "o"
 
@@ -438,7 +433,7 @@ def test_the_caption_says_how_many_of_many_windows_are_shown(tmp_path):
 @pytest.mark.parametrize("epochs", [1, 7, 20, 200, 400])
 def test_the_cells_of_a_schedule_are_numbered_and_inside_the_figure(epochs):
     prunes = [epoch % 3 == 1 for epoch in range(epochs)]
-    svg = schedule_svg(prunes, [epoch for epoch in (10, 20) if epoch <= epochs])
+    svg = draw_schedule(prunes, [epoch for epoch in (10, 20) if epoch <= epochs]).svg
     texts = texts_of(svg)
     assert {str(number) for number in range(1, epochs + 1)} <= texts
     assert ("window ends, counts are cleared" in texts) == (epochs >= 10)
@@ -481,17 +476,6 @@ def test_the_headline_claims_what_the_table_shows(runs):
     wide = group_rows(one_group(changed), 0.03)
     assert [row.verdict for row in wide] == ["equal", None, "open", "equal"]
     assert "equal to full, fewer-epochs" in headline(wide)
-
-
-def test_equal_differences_in_all_seeds_allow_no_claim(runs):
-    changed = with_accuracies(
-        one_group(runs).runs,
-        full=lambda n: 0.75,
-        fine_pruning=lambda n: 0.5,
-        random=lambda n: 0.5,
-        fewer_epochs=lambda n: 0.4,
-    )
-    assert headline(table_rows(changed)).endswith("; the seeds allow no claim.")
 
 
 def test_the_headline_without_full_training_or_without_a_method(runs):
@@ -587,10 +571,10 @@ def test_evaluations_counts_and_histories_may_be_missing(tmp_path, page):
 
 def test_damaged_counts_leave_out_their_figure_and_say_so(tmp_path, page, caplog):
     folder = make_compare(tmp_path / "c", arms=["fine-pruning"], seeds=[0], history=False)
-    assert "Histograms of DroppingCount" in page(read_runs([folder]))
+    assert "DroppingCount in each window." in page(read_runs([folder]))
     file = sorted((folder / "fine-pruning-0/counts").iterdir())[0]
     file.write_bytes(file.read_bytes()[:-1])
-    assert "Histograms of DroppingCount" not in page(read_runs([folder]))
+    assert "DroppingCount in each window." not in page(read_runs([folder]))
     (warning,) = caplog.messages
     assert warning.startswith(f"no DroppingCount is drawn: expected counts in {file}")
 
@@ -681,6 +665,18 @@ def test_a_report_has_the_recipe_of_its_comparison_or_of_each_kind_of_run(tmp_pa
     (folder / "recipe.toml").write_text(made_recipe().to_toml())
     (recipe,) = re.findall("<pre>.*?</pre>", undrawn(read_runs([folder])), re.S)
     assert "policy = &#34;fine-pruning&#34;" in recipe
+
+
+@pytest.mark.parametrize("verb", ["report", "inspect", "plan"])
+def test_a_folder_of_comparisons_is_told_which_folders_to_give(verb, tmp_path):
+    for network in ("lenet", "resnet18"):
+        folder = tmp_path / "paper-1" / network
+        folder.mkdir(parents=True)
+        (folder / "compare.json").touch()
+    done = CliRunner().invoke(app, [verb, str(tmp_path / "paper-1")])
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert f"give {tmp_path / 'paper-1/lenet'} {tmp_path / 'paper-1/resnet18'}" in done.stderr
 
 
 def test_names_are_printed_as_they_are(tmp_path, capsys):

@@ -26,7 +26,7 @@ from fineprune.cli.main import app
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
 from fineprune.labels.dataset_attributes import classes_of, keys_of
-from fineprune.labels.review_page import Samples, review_document
+from fineprune.labels.review_page import Samples, review_document, review_section
 from fineprune.labels.sample_view import view_of
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.recipe import make_recipe
@@ -519,7 +519,8 @@ def test_without_all_labels_no_table_is_offered(opened, tmp_path):
     watch = fp.LabelWatch(4, 2)
     watch.record(torch.arange(4), torch.eye(2)[[0, 1, 0, 1]] * 4, torch.tensor([0, 1, 1, 0]))
     page = tmp_path / "page.html"
-    page.write_text(review_document(watch.review(watch.ranking(), samples)), encoding="utf-8")
+    section = review_section(watch.evidence(), watch.ranking(), samples)
+    page.write_text(review_document(section), encoding="utf-8")
     opened.goto(page.as_uri())
     assert opened.locator(".card").count() == 2
     assert not opened.get_by_role("button", name="download labels.csv").is_visible()

@@ -177,7 +177,11 @@ def test_a_checkpoint_without_its_recipe_is_refused(unfinished):
         ("metrics.jsonl", lambda text: "\n" + text, "JSON in line 1"),
         ("summary.json", lambda text: "{}", "expected arm in"),
         ("summary.json", lambda text: text[:-9], "expected JSON in"),
-        ("summary.json", lambda text: text.replace('"seed": 0', '"seed": 7'), "of 4 .* seed 7"),
+        (
+            "summary.json",
+            lambda text: text.replace('"seed": 0', '"seed": 7'),
+            "seed = 7 .* got 0",
+        ),
         ("recipe.toml", lambda text: "[data", "recipe of a run"),
     ],
 )

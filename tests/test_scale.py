@@ -33,11 +33,9 @@ from fineprune.launch.follow_parent import (
     end_with_parent,
     follow_parent_if_told,
 )
-from fineprune.report.figures import drawing
-from fineprune.report.scaling import figures
+from fineprune.report.figures import style
 from fineprune.report.scaling.figures import (
     draw_loss,
-    draw_phases,
     draw_speedup,
     draw_staleness,
     draw_throughput,
@@ -305,23 +303,23 @@ def paper_rows():
 def drawn_points(draw, monkeypatch):
     """Return the points of each panel that a figure draws, and the limits of its axes."""
     panels: list[Any] = []
-    drawn = drawing.svg_text
+    drawn = style.drawing
 
-    def noting(figure, title):
+    def noting(figure, title, caption):
         for axes in figure.axes:
             lines = [line.get_xydata().tolist() for line in axes.lines]
             points = [tuple(point) for line in lines for point in line]
             panels.append((points, axes.get_xlim(), axes.get_ylim()))
-        return drawn(figure, title)
+        return drawn(figure, title, caption)
 
-    monkeypatch.setattr(figures, "svg_text", noting)
+    monkeypatch.setattr(style, "drawing", noting)
     assert draw() is not None
     return panels
 
 
 def test_every_point_of_the_papers_figure_2_lies_inside_its_panel(monkeypatch):
     """Its panels have other speedups: those of a node's accelerators, and those of nodes."""
-    panels = drawn_points(lambda: draw_speedup(paper_rows(), [(8, 6.52)]), monkeypatch)
+    panels = drawn_points(lambda: draw_speedup(paper_rows()), monkeypatch)
     (inside, *_), (across, *_) = panels
     assert (4, pytest.approx(124.18 / 33)) in inside
     assert {(2, 1.58), (4, 3.08), (8, 6.52)} <= {(x, round(y, 2)) for x, y in across}
@@ -394,7 +392,6 @@ def test_figures_are_well_formed_and_reproducible(made_runs):
         lambda: draw_speedup(rows),
         lambda: draw_loss(made_runs, 0.9),
         lambda: draw_staleness(rows),
-        lambda: draw_phases(rows),
     ):
         drawing = draw()
         assert xml.dom.minidom.parseString(drawing.svg).documentElement.tagName == "svg"
@@ -403,7 +400,6 @@ def test_figures_are_well_formed_and_reproducible(made_runs):
         assert texts
         assert texts == [text.strip() for text in texts]  # SVG viewers remove such spaces
     assert draw_staleness(rows[:2]) is None
-    assert draw_phases(rows[:2]) is None
 
 
 # The command
@@ -441,7 +437,7 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     assert set(served["phases"]) >= {"compute", "pull", "apply"}
     page = (out / "report.html").read_text()
     parse_strictly(page)
-    assert page.count("<svg") == 4  # No update was stale, so there is no figure of the staleness.
+    assert page.count("<svg") == 3  # No update was stale, so there is no figure of the staleness.
     assert "async 1+2" in page
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}

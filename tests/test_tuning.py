@@ -24,8 +24,8 @@ from fineprune.experiments.tuning import (
     untuned,
     with_chosen_rates,
 )
+from fineprune.runs.files import write_json
 from fineprune.runs.run import read_run, read_runs
-from fineprune.runs.summary import write_summary
 from fineprune.training.data import load_data
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.trainer import train
@@ -209,7 +209,7 @@ def finished_trials(folder, accuracies, seeds=1):
     for trial, accuracy in zip(trials, accuracies, strict=True):
         if accuracy is not None:
             trial.folder.mkdir(parents=True)
-            write_summary(trial.folder / "summary.json", made_summary(accuracy_last=accuracy))
+            write_json(trial.folder / "summary.json", made_summary(accuracy_last=accuracy))
     return trials
 
 

@@ -20,7 +20,7 @@ from fineprune.datasets.label_file import read_labels
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import grouped
 from fineprune.report.comparison import write_report
-from fineprune.report.wrong_labels import found_rows
+from fineprune.report.comparison_table import found_rows
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.summary import Detection

@@ -70,11 +70,11 @@ def inspect(
     inspected = read_inspected(read)
     told: dict[str, Any] = {}
     if labels is not None:
-        table = label_table(inspected, accept)
+        text, accepted = label_table(inspected, accept)
         make_folder(labels.parent)
-        write_atomically(labels, table.text)
+        write_atomically(labels, text)
         command = _training_with(labels, inspected)
-        told = {"labels": str(labels), "accepted": table.accepted, "command": command}
+        told = {"labels": str(labels), "accepted": accepted, "command": command}
     classes = write_inspection(inspected, out, most=most, own_data=own_data)
     told = {
         "page": str(out),

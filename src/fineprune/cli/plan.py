@@ -101,11 +101,11 @@ def plan(
     made = forecast(recipe, samples, ranks=ranks, step_time=step_time, overhead=overhead)
     if svg is not None:
         # Imported here, because matplotlib and scipy would delay the command.
-        from fineprune.report.figures.schedule import schedule_svg
+        from fineprune.report.figures.schedule import draw_schedule
 
         boundaries = () if made.schedule is None else made.schedule.boundaries
         make_folder(svg.parent)
-        write_atomically(svg, schedule_svg(made.prunes, boundaries))
+        write_atomically(svg, draw_schedule(made.prunes, boundaries).svg)
     say_ignored(recipe, changes)
     _show(made, as_json=as_json)
 

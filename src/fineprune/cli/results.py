@@ -19,10 +19,15 @@ def show_results(
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.experiments.arm_table import group_rows, grouped
     from fineprune.report.comparison import write_report
-    from fineprune.report.comparison_table import headline, results_table, row_dicts
+    from fineprune.report.comparison_table import (
+        found_line,
+        found_rows,
+        headline,
+        results_table,
+        row_dicts,
+    )
     from fineprune.report.facts import cautions, chosen_rates
     from fineprune.report.table import print_tables
-    from fineprune.report.wrong_labels import found_line, found_rows
     from fineprune.runs.files import json_text
 
     groups = grouped(runs)

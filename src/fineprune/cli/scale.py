@@ -22,6 +22,7 @@ from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
 from fineprune.runs.files import REPORT
 from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.writing import make_folder
 
 _USUAL = ("one", "all-reduce 2", "sync 2+1", "async 1+1", "async 2+1", "async 2+2")
 
@@ -151,8 +152,8 @@ def _predict(
     *,
     as_json: bool,
 ) -> None:
-    """Predict configurations, print them, and write ``predicted.html`` and ``predicted.json``."""
-    # Imported here, because matplotlib would delay the start of every command.
+    """Predict configurations, print them, and write ``predicted.json``."""
+    # Imported here, because torch would delay the start of every command.
     from fineprune.experiments.planner import (
         Cluster,
         Target,
@@ -161,7 +162,7 @@ def _predict(
         read_cluster,
         sample_steps,
     )
-    from fineprune.report.scaling.planned import planned_tables, write_plan_page
+    from fineprune.report.scaling.planned import planned_table
     from fineprune.report.table import print_tables
     from fineprune.runs.files import json_text, write_json
     from fineprune.training.convert import converted
@@ -179,8 +180,6 @@ def _predict(
     plan = plan_cluster(
         costs, cluster, samples=samples, target=target, saved=saved, configurations=chosen
     )
-    page = folder / "predicted.html"
-    write_plan_page(plan, costs, cluster, folder.name, single.to_toml(), page)
     found = {
         "cluster": cluster,
         "costs": costs,
@@ -189,10 +188,11 @@ def _predict(
         "stops": [row.configuration for row in plan.stops],
         "recommended": plan.recommended.configuration,
     }
+    make_folder(folder)
     write_json(folder / "predicted.json", found)
     if as_json:
         typer.echo(json_text({"folder": str(folder), **found}))
         return
-    print_tables(planned_tables(plan))
+    print_tables([planned_table(plan)])
     typer.echo(f"recommended: {plan.recommended.configuration}")
-    typer.echo(f"report: {page}")
+    typer.echo(f"all predictions: {folder / 'predicted.json'}")

@@ -201,9 +201,11 @@ def _result(run: PlannedRun) -> str:
     full = run.folder.with_name(f"{FULL}-{summary.seed}")
     if run.name == FULL or not (full / SUMMARY).exists():
         return said
-    seconds = read_summary(full / SUMMARY).seconds_train
+    whole = read_summary(full / SUMMARY)
+    if summary.samples_trained >= whole.samples_trained:
+        return said  # It saves nothing.
     predicted = formulas(read_run(run.folder), read_run(full)).saving
-    saved = 1 - summary.seconds_train / seconds
+    saved = 1 - summary.seconds_train / whole.seconds_train
     return f"{said}, saved {saved:.1%} of the time (predicted {predicted:.1%})"
 
 

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Sequence
 
 from fineprune.errors import InputError
-from fineprune.labels.class_shares import KEEP_ALL
+from fineprune.labels.evidence import KEEP_ALL
 from fineprune.pruning.shorter import shorter
 from fineprune.runs.comparison import Arm
 from fineprune.runs.run import Run

@@ -11,17 +11,17 @@ from fineprune.errors import InputError
 from fineprune.labels.dataset_attributes import unambiguous
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.ranking import Ranking
-from fineprune.labels.review_page import Samples, Show
+from fineprune.labels.review_page import Samples, Show, review_section
 from fineprune.runs.files import HISTORY
 from fineprune.runs.history import (
     EVALUATED,
     has_evidence,
-    needed_evidence,
     read_evaluated,
+    read_evidence,
     read_history,
 )
 from fineprune.runs.run import Run
-from fineprune.runs.training_set import UNKNOWN, TrainingSet, read_training_set
+from fineprune.runs.training_set import UNKNOWN, TrainingSet
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,70 +64,23 @@ class Inspected:
 
         It is None for a class without such samples, or if no run has kept its predictions.
         """
-        classes = self.watch.num_classes
-        kept = [part for run in self.runs if (part := _evaluated(run, classes)) is not None]
-        if not kept:
-            return [None] * self.watch.num_classes
-        labels, predictions = np.concatenate(kept, axis=1)
-        totals = np.bincount(labels, minlength=self.watch.num_classes)
-        right = np.bincount(labels[labels == predictions], minlength=self.watch.num_classes)
+        number = self.watch.num_classes
+        kept = [part for run in self.runs if (part := _evaluated(run, number)) is not None]
+        labels, predictions = np.concatenate([np.zeros((2, 0), np.int64), *kept], axis=1)
+        totals = np.bincount(labels, minlength=number)
+        right = np.bincount(labels[labels == predictions], minlength=number)
         return [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
 
     def review(
         self, most: int | None = None, show: Show | None = None, notes: Sequence[str] = ()
     ) -> str:
-        """Return the section of a page that lists the suspects, as HTML.
-
-        Args:
-            most: The largest number of samples to list; None for all suspects up to 500.
-            show: Returns what a page can show of a sample of the runs; None to show none.
-            notes: Further sentences above the cards.
-        """
+        """Return the section of a page that lists the suspects, as HTML; see ``review_section``."""
         known = self.training_set
         labels = None if (known.labels == UNKNOWN).any() else known.labels
-        names = unambiguous(self.classes)
-        samples = Samples(names, labels, known.keys, known.index, show)
-        several = f"The evidence of {len(self.runs)} runs is added."
-        notes = [several, *notes] if len(self.runs) > 1 else notes
-        return self.watch.review(self.ranking, samples, most, notes)
-
-
-def read_inspected(runs: Sequence[Run]) -> Inspected:
-    """Read what runs say of their samples.
-
-    Runs with ``data.without`` did not train the suspects of another run. They are left out beside
-    runs that did.
-
-    Raises:
-        InputError: There is no run, a run has kept no evidence, or two runs have other samples or
-            labels.
-    """
-    whole = [run for run in runs if not run.recipe.get("data", {}).get("without")]
-    runs = with_evidence(whole or runs)
-    if not runs:
-        raise InputError("expected at least one finished run to inspect, got none")
-    first, total = None, None
-    for run in runs:
-        number = run.summary.train_samples
-        watch = needed_evidence(run.path, number, "to know about its labels")
-        training_set = read_training_set(run.path, number)
-        training_set.check_recorded(watch.labels().numpy(), run.path)
-        if first is None or total is None:
-            first, total = training_set, watch
-            continue
-        same = (
-            np.array_equal(first.index, training_set.index)
-            and np.array_equal(first.labels, training_set.labels)
-            and (first.classes, first.keys) == (training_set.classes, training_set.keys)
-        )
-        if not same:
-            raise InputError(
-                f"expected runs on the same samples and labels, got different ones in {run.path} "
-                f"and {runs[0].path}: inspect one after the other"
-            )
-        total.merge(watch)
-    assert first is not None and total is not None  # There is a run.  # noqa: PT018
-    return Inspected(runs, first, total, total.ranking())
+        samples = Samples(unambiguous(self.classes), labels, known.keys, known.index, show)
+        if len(self.runs) > 1:
+            notes = [f"The evidence of {len(self.runs)} runs is added.", *notes]
+        return review_section(self.watch.evidence(), self.ranking, samples, most, notes)
 
 
 def _evaluated(run: Run, classes: int) -> npt.NDArray[np.int64] | None:
@@ -143,6 +96,36 @@ def _evaluated(run: Run, classes: int) -> npt.NDArray[np.int64] | None:
             f"or of another run"
         )
     return part
+
+
+def read_inspected(runs: Sequence[Run]) -> Inspected:
+    """Read what runs say of their samples.
+
+    Runs with ``data.without``, which did not train the suspects of another run, are left out beside
+    runs that did.
+
+    Raises:
+        InputError: There is no run, a run has kept no evidence, or two runs have other samples or
+            labels.
+    """
+    whole = [run for run in runs if not run.recipe.get("data", {}).get("without")]
+    runs = with_evidence(whole or runs)
+    if not runs:
+        raise InputError("expected at least one finished run to inspect, got none")
+    total, first = read_evidence(runs[0].path, runs[0].summary.train_samples)
+    for run in runs[1:]:  # One at a time, since evidence can be large.
+        watch, training_set = read_evidence(run.path, run.summary.train_samples)
+        if not (
+            np.array_equal(first.index, training_set.index)
+            and np.array_equal(first.labels, training_set.labels)
+            and (first.classes, first.keys) == (training_set.classes, training_set.keys)
+        ):
+            raise InputError(
+                f"expected runs on the same samples and labels, got different ones in {run.path} "
+                f"and {runs[0].path}: inspect one after the other"
+            )
+        total.merge(watch)
+    return Inspected(runs, first, total, total.ranking())
 
 
 def with_evidence(runs: Sequence[Run]) -> list[Run]:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,20 +14,7 @@ from fineprune.runs.training_set import DROPPED, UNKNOWN
 COLUMNS = ("key", "index", "label", "suggestion", "confidence", "score", "skipped")
 
 
-@dataclass(frozen=True)
-class LabelTable:
-    """A table of labels that ``[data] labels`` reads.
-
-    Attributes:
-        text: The table as CSV, with ``COLUMNS``.
-        accepted: The number of samples whose label is the suggestion already.
-    """
-
-    text: str
-    accepted: int
-
-
-def label_table(inspected: Inspected, accept: float | None = None) -> LabelTable:
+def label_table(inspected: Inspected, accept: float | None = None) -> tuple[str, int]:
     """Return the labels of the whole training set, as the runs trained with them.
 
     Samples that the runs have recorded come first, by their scores; all others follow in their
@@ -39,6 +25,10 @@ def label_table(inspected: Inspected, accept: float | None = None) -> LabelTable
         inspected: The runs.
         accept: Suggestions for suspects with at least this confidence become labels, 0 to 1; None
             for none.
+
+    Returns:
+        A table that ``[data] labels`` reads, as CSV with ``COLUMNS``; and the number of samples
+        whose label is the suggestion.
 
     Raises:
         InputError: A name of a class has two meanings, or the label of a sample is not known.
@@ -77,4 +67,4 @@ def label_table(inspected: Inspected, accept: float | None = None) -> LabelTable
     for index in np.flatnonzero(left).tolist():
         named = DROP_WORD if labels[index] == DROPPED else name(labels[index])
         table.writerow([keys[index], index, named, "", "", "", ""])
-    return LabelTable(file.getvalue(), accepted)
+    return file.getvalue(), accepted

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from fineprune.errors import InputError, shown, warn_user
+from fineprune.errors import InputError
 
 
 @contextlib.contextmanager
@@ -53,14 +53,13 @@ def classes_of(dataset: Any, number: int) -> list[str] | None:
 def _names_within(dataset: Any) -> tuple[dict[int, str], bool]:
     """Return the names by number, and whether these are certain: by the ``class_to_idx`` of data
     whose labels no wrapper can have changed."""
-    named, inner = own_names(dataset), getattr(dataset, "dataset", None)
-    if named:
+    if named := own_names(dataset):
         return named, isinstance(getattr(dataset, "class_to_idx", None), Mapping)
-    if isinstance(dataset, ConcatDataset):
-        first, *rest = map(_names_within, dataset.datasets)
-        return first if all(other == first for other in rest) else ({}, False)
-    named, by_number = ({}, False) if inner is None else _names_within(inner)
-    return named, by_number and _keeps_items(dataset)
+    inner = getattr(dataset, "dataset", None)
+    wrapped = _parts(dataset) or ([] if inner is None else [inner])
+    first, *others = map(_names_within, wrapped) if wrapped else [({}, False)]
+    same = all(other == first for other in others)
+    return (first[0], first[1] and bool(_parts(dataset))) if same else ({}, False)
 
 
 def own_names(dataset: Any) -> dict[int, str]:
@@ -103,37 +102,6 @@ def unambiguous(classes: Sequence[str]) -> list[str]:
     return clear if len(set(clear)) == len(clear) else [str(i) for i in range(len(classes))]
 
 
-def as_keys(keys: Any) -> list[str]:
-    """Return a name for each sample, by position, as text.
-
-    Args:
-        keys: A list, an array, a column or index of pandas, or a dict by the number of the sample.
-
-    Raises:
-        InputError: They are something else, or not all different.
-    """
-    if isinstance(keys, Mapping):
-        if set(keys) != set(range(len(keys))):
-            raise InputError(
-                f"expected keys in a dict by the numbers 0 to {len(keys) - 1} of the samples, got "
-                f"{shown(', '.join(map(str, list(keys)[:3])))}: give a list in the order of the "
-                f"data set"
-            )
-        keys = [keys[number] for number in range(len(keys))]
-    if isinstance(keys, str | bytes | set | frozenset) or not hasattr(keys, "__len__"):
-        raise InputError(
-            f"expected keys as a list in the order of the data set, got {type(keys).__name__}"
-        )
-    found = list(map(str, _values(keys)))
-    if len(set(found)) < len(found):
-        twice, times = Counter(found).most_common(1)[0]
-        raise InputError(
-            f"expected a unique key for each sample, got {twice!r} for {times} samples: give keys "
-            f"such as paths below one folder"
-        )
-    return found
-
-
 def keys_of(dataset: Any) -> list[str] | None:
     """Return what names each sample, if a data set says it.
 
@@ -141,16 +109,16 @@ def keys_of(dataset: Any) -> list[str] | None:
     ``ImageFolder``. Wrappers that keep the items have the keys of what they wrap, if these are one
     for each sample and all different.
     """
-    own = _own_keys(dataset)
-    found = _of_each_sample(dataset, _keys_or_paths) if own is None else own
-    return found if own is not None or found is None or len(set(found)) == len(found) else None
+    found = _of_each_sample(dataset, _keys_or_paths)
+    given = _own_keys(dataset) is not None
+    return found if given or found is None or len(set(found)) == len(found) else None
 
 
 def _own_keys(dataset: Any) -> list[str] | None:
     keys = getattr(dataset, "keys", None)
     if callable(keys) or isinstance(keys, str) or not hasattr(keys, "__len__"):
         return None  # Such as the method of a dict.
-    return list(map(str, _values(keys)))
+    return list(map(str, values_of(keys)))
 
 
 def _keys_or_paths(dataset: Any) -> list[str] | None:
@@ -159,30 +127,19 @@ def _keys_or_paths(dataset: Any) -> list[str] | None:
     if own is not None or not (isinstance(samples, list) and isinstance(root, str | os.PathLike)):
         return own
     folder = os.path.join(os.fspath(root), "")
-    paths = [sample[0] for sample in samples if isinstance(sample, tuple)]
-    if len(paths) < len(samples) or not all(str(path).startswith(folder) for path in paths):
+    paths = [str(sample[0]) for sample in samples if isinstance(sample, tuple)]
+    if len(paths) < len(samples) or not all(path.startswith(folder) for path in paths):
         return None
-    return [str(path)[len(folder) :].replace(os.sep, "/") for path in paths]
-
-
-def _keeps_items(dataset: Any) -> bool:
-    """Return whether a data set has the same items as those that it wraps, or some of them."""
-    # The class ``Indexed`` says it of itself, because it cannot be imported here.
-    return isinstance(dataset, Subset | ConcatDataset) or getattr(
-        type(dataset), "is_indexed", False
-    )
+    return [path[len(folder) :].replace(os.sep, "/") for path in paths]
 
 
 def _parts(dataset: Any) -> list[Any]:
-    """Return the data sets whose items a wrapper keeps; none if it is no such wrapper."""
-    if not _keeps_items(dataset):
-        return []
-    return dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset.dataset]
-
-
-def _transforms_labels(dataset: Any) -> bool:
-    own = getattr(dataset, "target_transform", None) is not None
-    return own or any(map(_transforms_labels, _parts(dataset)))
+    """Return the data sets whose items, or some of them, a wrapper has; none if it is no such."""
+    if isinstance(dataset, ConcatDataset):
+        return list(dataset.datasets)
+    # The class ``Indexed`` says it of itself, because it cannot be imported here.
+    keeps = isinstance(dataset, Subset) or getattr(type(dataset), "is_indexed", False)
+    return [dataset.dataset] if keeps else []
 
 
 def _of_each_sample(dataset: Any, read: Callable[[Any], Any]) -> Any:
@@ -190,84 +147,32 @@ def _of_each_sample(dataset: Any, read: Callable[[Any], Any]) -> Any:
 
     None if it finds nothing, or not one value for each sample of a wrapped data set.
     """
-    found = read(dataset)
-    if found is not None or not _keeps_items(dataset):
+    found, parts = read(dataset), _parts(dataset)
+    if found is not None or not parts:
         return found
     values: list[Any] = []
-    for part in _parts(dataset):
+    for part in parts:
         of_part = _of_each_sample(part, read)
         if not hasattr(of_part, "__len__") or len(of_part) != len(part):
             return None  # Nothing, or something else, such as the names of the classes.
-        values.extend(_values(of_part))
+        values.extend(values_of(of_part))
     return [values[i] for i in dataset.indices] if isinstance(dataset, Subset) else values
 
 
-def given_labels(dataset: Any) -> Any:
-    """Return what a data set gives as the label of each sample, unchecked; None if it gives none.
+def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
+    """Return the class of each sample, int64, shape (N,), as the data set gives it.
 
     This is the attribute ``targets`` or ``labels``, as in the data sets of torchvision, whose
     ``target_transform`` is applied; or the second of two tensors of a ``TensorDataset``. Wrappers
-    that keep the items have those of what they wrap. Others may change the labels.
+    that keep the items have those of what they wrap. None if no whole numbers are given, or others
+    each time, as by a random ``target_transform``.
 
     Raises:
         InputError: The attribute ``samples`` of a data set has other labels than ``targets``.
     """
-    return _of_each_sample(dataset, _own_labels)
-
-
-def _own_labels(dataset: Any) -> Any:
-    if isinstance(dataset, TensorDataset):
-        return dataset.tensors[1].cpu() if len(dataset.tensors) == 2 else None
-    found = (getattr(dataset, attribute, None) for attribute in ("targets", "labels"))
-    given = next((labels for labels in found if labels is not None), None)
-    _check_samples(dataset, given)
-    transform = getattr(dataset, "target_transform", None)
-    if given is None or transform is None:
-        return given
-    # A data set gives it a number of Python, also if all are in one array.
-    return [transform(target) for target in _values(given)]
-
-
-def _check_samples(dataset: Any, given: Any) -> None:
-    """Raise InputError if the pairs (path, label) of an ``ImageFolder`` have other labels."""
-    samples = getattr(dataset, "samples", None)
-    if not isinstance(samples, list) or not isinstance(given, list | np.ndarray | torch.Tensor):
-        return
-    listed = [pair[1] for pair in samples if isinstance(pair, tuple) and len(pair) == 2]
-    values = list(_values(given))
-    both = (*listed, *values)
-    if len(listed) < len(samples) or not all(isinstance(label, int) for label in both):
-        return
-    if listed != values:
-        place = next(
-            (i for i, (one, other) in enumerate(zip(listed, values, strict=False)) if one != other),
-            min(len(listed), len(values)),
-        )
-        raise InputError(
-            f"expected the attributes samples and targets of the data set to give the same labels, "
-            f"got different ones from sample {place} on ({len(listed)} and {len(values)} labels): "
-            f"set dataset.targets = [label for _, label in dataset.samples]"
-        )
-
-
-def _values(given: Any) -> Any:
-    """Return Python's values of an array, a tensor or a column; other collections as they are."""
-    return given.tolist() if hasattr(given, "tolist") else given
-
-
-def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
-    """Return the class of each sample, int64, shape (N,).
-
-    None if no whole numbers are given, or others each time, as by a random ``target_transform``.
-
-    Raises:
-        InputError: As for ``given_labels``.
-    """
     try:
         with same_random_numbers():
-            given = given_labels(dataset)
-            # Only a transform may give others each time.
-            again = given_labels(dataset) if _transforms_labels(dataset) else given
+            given, again = (_of_each_sample(dataset, _own_labels) for _ in range(2))
         if np.ndim(given[0]):  # Such as masks, which are many numbers.
             return None
         labels = np.asarray(given)
@@ -280,22 +185,34 @@ def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
     return labels.astype(np.int64) if whole_numbers and same else None
 
 
-def completed_labels(
-    recorded: npt.NDArray[np.int64], num_classes: int, dataset: Any
-) -> npt.NDArray[np.int64]:
-    """Return the label of each sample, also of those not recorded if the data set gives them.
+def _own_labels(dataset: Any) -> Any:
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[1].cpu() if len(dataset.tensors) == 2 else None
+    found = (getattr(dataset, attribute, None) for attribute in ("targets", "labels"))
+    given = next((labels for labels in found if labels is not None), None)
+    _check_samples(dataset, given)
+    transform = getattr(dataset, "target_transform", None)
+    if given is None or transform is None:
+        return given
+    # A data set gives it a number of Python, also if all are in one array.
+    return [transform(target) for target in values_of(given)]
 
-    Those that it does not give stay -1, which leaves them out of a table, with a warning.
-    """
-    missing = recorded < 0
-    own = labels_of(dataset) if missing.any() else None
-    if own is not None and np.array_equal(own[~missing], recorded[~missing]):
-        recorded = np.where(missing & (own >= 0) & (own < num_classes), own, recorded)
-    unknown = int(np.count_nonzero(recorded < 0))
-    if unknown:
-        warn_user(
-            f"the label of {unknown} of {len(recorded)} samples was never recorded with a finite "
-            f"loss, so the table of the page leaves them out: record each sample once, or add "
-            f"their labels to the table"
+
+def _check_samples(dataset: Any, given: Any) -> None:
+    """Raise InputError if the pairs (path, label) of an ``ImageFolder`` have other labels."""
+    samples = getattr(dataset, "samples", None)
+    if not isinstance(samples, list) or not isinstance(given, list | np.ndarray | torch.Tensor):
+        return
+    listed = [pair[1] for pair in samples if isinstance(pair, tuple) and len(pair) == 2]
+    values = list(values_of(given))
+    numbers = all(isinstance(label, int) for label in (*listed, *values))
+    if numbers and len(listed) == len(samples) and listed != values:
+        raise InputError(
+            "expected the attributes samples and targets of the data set to give the same labels, "
+            "got different ones: set dataset.targets = [label for _, label in dataset.samples]"
         )
-    return recorded
+
+
+def values_of(given: Any) -> Any:
+    """Return Python's values of an array, a tensor or a column; other collections as they are."""
+    return given.tolist() if hasattr(given, "tolist") else given

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,8 +12,13 @@ from torch import Tensor
 from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
 from fineprune.labels.batch import NO_LABEL, copy_of
-from fineprune.labels.class_shares import ClassShares
 from fineprune.labels.process_group import exchange_device
+
+# With at most so many classes, the probabilities of all of them are kept, in two bytes each.
+KEEP_ALL = 64
+
+# With more, only those of the label and of so many others are, in two bytes, and in four.
+STRONGEST = 16
 
 # So many logits are buffered before they are added to the sums.
 _BLOCK = 1 << 17
@@ -27,6 +32,9 @@ _CHUNK = 1 << 20
 # Rows of this many samples that all sum to 1, but for rounding in half precision, are no accident.
 _ENOUGH_ROWS = 4
 _ROUNDING = 0.02
+
+# The tensors of an ``Evidence``.
+_STORED = ("labels", "visits", "loss", "faults", "shares", "others")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,93 +52,76 @@ class Chunk:
     shares: Tensor
 
 
-class _Sums(NamedTuple):
-    """Sums over visits, of n samples: their number, the softmax and the loss."""
-
-    visits: Tensor
-    shares: Tensor
-    loss: Tensor
-
-    def plus(self, other: "_Sums") -> "_Sums":
-        return _Sums(*(a + b.to(a.device) for a, b in zip(self, other, strict=True)))
-
-
-class _Batch(NamedTuple):
-    """A copy of a batch in the buffer: samples (B,), logits (B, C), labels (B,)."""
-
-    samples: Tensor
-    logits: Tensor
-    labels: Tensor
-
-
 class Evidence:
     """Sums over the visits of each sample: of its softmax, of its loss, and their number.
 
-    Evidences are added by adding these sums, so the order of the visits, and the rank, the worker
-    or the training that recorded each, make no difference but for the rounding: the sum of the
-    softmax is stored as the mean in half precision, which the number of visits turns into the sum.
+    So the order of the visits, and the rank, the worker or the training that recorded each, make no
+    difference but for rounding: the sum of the softmax is stored as its mean in half precision (a
+    relative error of at most 0.05 % down to 0.00006). Above ``KEEP_ALL`` classes, only the
+    probabilities of the label and of the strongest others are; what is left is spread evenly.
 
-    All tensors lie on the device of the first recorded logits. Recording copies a batch into a
-    buffer, and a full buffer is added to the sums by operations that do not wait for the device,
-    because an operation on a small tensor takes almost as long as one on a large tensor.
+    All tensors lie on the device of the logits. Batches are buffered, because an operation on a
+    small tensor takes almost as long as one on a large tensor; adding them does not wait.
 
     Args:
         num_samples: Number of samples N.
         num_classes: Number of classes C.
-        strongest: How many classes besides the label are stored; None for all.
 
     Attributes:
         labels: The label of each sample; int32, shape (N,). -1 for one that was never recorded.
         visits: The number of its visits; int32, shape (N,).
         loss: The sum of its cross-entropies in nats; float32, shape (N,).
-        shares: The mean of its softmax.
+        faults: How many records were out of range, had another label than before, or were not
+            finite; int64, shape (3,).
+        shares: The stored part of the mean of its softmax; float16, shape (N, C) or (N, 1 + k).
+        others: Which classes these are, besides the label in the first column; shape (N, k). None
+            if all classes are stored.
     """
 
-    def __init__(self, num_samples: int, num_classes: int, strongest: int | None) -> None:
+    labels: Tensor
+    visits: Tensor
+    loss: Tensor
+    faults: Tensor
+    shares: Tensor
+    others: Tensor | None
+
+    def __init__(self, num_samples: int, num_classes: int) -> None:
         self.num_samples = num_samples
         self.num_classes = num_classes
-        self._strongest = strongest
         self._device = torch.device("cpu")
-        self._begun = self._located = False
         self.clear()
 
     def clear(self) -> None:
         """Set the sums to zero and forget the labels."""
-
-        def zeros(size: int, dtype: torch.dtype) -> Tensor:
-            return torch.zeros(size, dtype=dtype, device=self._device)
-
-        number = self.num_samples
-        self.labels = zeros(number, torch.int32).fill_(-1)
-        self.visits = zeros(number, torch.int32)
-        self.loss = zeros(number, torch.float32)
-        self.shares = ClassShares(number, self.num_classes, self._strongest, self._device)
-        # How many records were out of range, had another label than before, or were not finite.
-        self._faults = zeros(3, torch.int64)
+        number, device = self.num_samples, self._device
+        few = self.num_classes <= KEEP_ALL
+        columns = self.num_classes if few else STRONGEST + 1
+        self.labels = torch.full((number,), -1, dtype=torch.int32, device=device)
+        self.visits = torch.zeros(number, dtype=torch.int32, device=device)
+        self.loss = torch.zeros(number, device=device)
+        self.faults = torch.zeros(3, dtype=torch.int64, device=device)
+        self.shares = torch.zeros(number, columns, dtype=torch.float16, device=device)
+        self.others = None
+        if not few:
+            kind = torch.int16 if self.num_classes < 1 << 15 else torch.int32
+            # The classes of a row must differ, because each is read into a column of its own.
+            strongest = torch.arange(STRONGEST, dtype=kind, device=device)
+            self.others = strongest.repeat(number, 1)
+        self._begun = False
         self._empty_buffer()
 
     def _empty_buffer(self) -> None:
-        self._buffer: list[_Batch] = []
+        # Copies of batches: samples (B,), logits (B, C) and labels (B,).
+        self._buffer: list[tuple[Tensor, ...]] = []
         self._buffered = 0
 
     def record(self, index: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Copy one batch into the buffer, and add the buffer to the sums if it is full.
-
-        The first batch is checked at once. On a GPU, errors in later batches are found when the
-        evidence is used.
-
-        Args:
-            index: The samples; integers, shape (B,).
-            logits: Their logits, without a gradient; floating point, shape (B, C).
-            labels: Their labels; integers, shape (B,).
-        """
+        """Copy a batch, as ``LabelWatch.record`` takes it, into the buffer; add a full buffer."""
         is_first = not self._begun
-        if not self._located:  # Restored evidence lies on the CPU at first.
-            self._to(logits.device)
-            self._located = True
+        self._to(logits.device)
         if is_first:
             _check_no_probabilities(logits)
-        self._buffer.append(_Batch(index.clone(), copy_of(logits), labels.clone()))
+        self._buffer.append((index.clone(), copy_of(logits), labels.clone()))
         self._buffered += logits.numel()
         self._begun = True
         if is_first:
@@ -138,7 +129,6 @@ class Evidence:
                 self.flush()
             except InputError:  # Nothing of it counts, so that it can be recorded again.
                 self.clear()
-                self._begun = False
                 raise
         elif self._buffered >= _BLOCK or len(self._buffer) >= _MOST_BATCHES:
             self._add_buffer()
@@ -152,7 +142,7 @@ class Evidence:
 
     def check(self) -> None:
         """Raise InputError if something wrong was recorded. This waits for the device."""
-        out_of_range, changed, _ = self._faults.tolist()
+        out_of_range, changed, _ = self.faults.tolist()
         if out_of_range:
             raise InputError(
                 f"expected indices in 0..{self.num_samples - 1} and labels in "
@@ -167,19 +157,27 @@ class Evidence:
                 f"validation batches, and start a new LabelWatch when labels are corrected"
             )
 
-    @property
-    def nonfinite(self) -> int:
-        """The number of records whose loss was NaN or infinite. They were left out."""
-        return int(self._faults[2])
-
     def chunks(self) -> Iterator[Chunk]:
         """Yield the evidence on all samples, in their order. It must have been flushed."""
         rows = max(1, _CHUNK // self.num_classes)
-        for start in range(0, self.num_samples, rows):
-            stop = min(start + rows, self.num_samples)
-            index = torch.arange(start, stop, device=self._device)
-            labels = self.labels[start:stop].long()
-            yield Chunk(index, labels, self.shares.read(index, labels.clamp(min=0)))
+        for index in torch.arange(self.num_samples, device=self._device).split(rows):
+            labels = self.labels[index].long()
+            yield Chunk(index, labels, self.shares_of(index, labels))
+
+    def shares_of(self, index: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean softmax of some samples; float32, shape (n, C).
+
+        Args:
+            index: The samples; int64, shape (n,).
+            labels: The labels that they were recorded with, or -1; int64, shape (n,).
+        """
+        stored = self.shares.index_select(0, index).float()
+        if self.others is None:
+            return stored
+        rest = (1 - stored.sum(1)).clamp_(min=0) / (self.num_classes - stored.shape[1])
+        rows = rest[:, None].repeat(1, self.num_classes)
+        rows.scatter_(1, self.others.index_select(0, index).long(), stored[:, 1:])
+        return rows.scatter_(1, labels.clamp(min=0)[:, None], stored[:, :1])
 
     def on_cpu(self) -> "Evidence":
         """Return a copy on the CPU."""
@@ -200,16 +198,15 @@ class Evidence:
         other.flush()
         theirs = other.labels.to(self._device)
         both = (self.labels >= 0) & (theirs >= 0)
-        _check_equal(int((both & (self.labels != theirs)).sum()))
+        _check_equal(both & (self.labels != theirs))
         labels = torch.maximum(self.labels, theirs)
         for part in other.chunks():
             index = part.index.to(self._device)
-            sums = self._sums(index, self.labels[index].long())
-            sums = sums.plus(other._sums(part.index, part.labels))
-            self._write(index, labels[index].long(), sums)
+            sums = [of.to(self._device) for of in other._sums(part.index, part.labels)]
+            self._add_sums(index, self.labels[index].long(), labels[index].long(), sums)
         self.labels = labels
         self._begun |= other._begun
-        self._faults += other._faults.to(self._device)
+        self.faults += other.faults.to(self._device)
 
     def add_over_ranks(self, group: Any) -> None:
         """Add the sums of all ranks, which then all have the result. This is collective.
@@ -222,13 +219,13 @@ class Evidence:
         if device is not None:
             self._to(device)
         self._add_buffer(check=False)
-        dist.all_reduce(self._faults, group=group)
+        dist.all_reduce(self.faults, group=group)
         self.check()
         labels = self.labels.clone()
         dist.all_reduce(labels, op=dist.ReduceOp.MAX, group=group)
         different = ((self.labels >= 0) & (self.labels != labels)).sum()
         dist.all_reduce(different, group=group)
-        _check_equal(int(different))
+        _check_equal(different)
         for part in self.chunks():
             sums = self._sums(part.index, part.labels)
             for tensor in sums:
@@ -257,25 +254,23 @@ class Evidence:
                 "expected the tensors of a LabelWatch of this version, got others: load the state "
                 "with the version that saved it"
             )
-        buffer = [
-            _Batch(*(part.clone() for part in parts))
-            for parts in zip(*state["buffer"], strict=True)
-        ]
+        buffer = [tuple(map(torch.clone, parts)) for parts in zip(*state["buffer"], strict=True)]
         self._begun = state["begun"]
         for name, tensor in stored.items():
             tensor.copy_(state["sums"][name])
         self._buffer = buffer
-        self._buffered = sum(batch.logits.numel() for batch in buffer)
+        self._buffered = sum(logits.numel() for _, logits, _ in buffer)
 
     def _stored(self) -> dict[str, Tensor]:
-        sums = {
-            "labels": self.labels,
-            "visits": self.visits,
-            "loss": self.loss,
-            "faults": self._faults,
-            "shares": self.shares.shares,
-        }
-        return sums if self.shares.others is None else {**sums, "others": self.shares.others}
+        tensors = {name: getattr(self, name) for name in _STORED}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def _to(self, device: torch.device) -> None:
+        """Move all tensors to a device."""
+        if device != self._device:
+            self._device = device
+            for name, tensor in self._stored().items():
+                setattr(self, name, tensor.to(device))
 
     @uninterrupted()
     def _add_buffer(self, *, check: bool = True) -> None:
@@ -287,6 +282,9 @@ class Evidence:
         self._add(index.long(), logits.float(), labels.long())
         if check and self._device.type == "cpu":
             self.check()
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.to(self._device, non_blocking=True) for part in parts])
 
     def _add(self, index: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Add visits, in which a sample may occur several times, without waiting for the device."""
@@ -307,15 +305,12 @@ class Evidence:
         own = logs.gather(0, labels[None])[0]
         finite = own.isfinite()
         usable = known & finite
-        self._faults += torch.stack([~known & ~unlabelled, known & changed, known & ~finite]).sum(1)
-        new = _Sums(
-            usable.int(),
-            logs.exp_().mul_(usable).nan_to_num_(0.0).t().contiguous(),
-            torch.where(usable, -own, 0),
-        )
-        self._write(index, labels, self._sums(index, labels).plus(self._of_samples(index, new)))
+        self.faults += torch.stack([~known & ~unlabelled, known & changed, known & ~finite]).sum(1)
+        softmax = logs.exp_().mul_(usable).nan_to_num_(0.0).t().contiguous()
+        visits = [usable.int(), softmax, torch.where(usable, -own, 0)]
+        self._add_sums(index, labels, labels, self._of_samples(index, visits))
 
-    def _of_samples(self, index: Tensor, visits: _Sums) -> _Sums:
+    def _of_samples(self, index: Tensor, visits: list[Tensor]) -> list[Tensor]:
         """Give each visit the sum over all visits of its sample.
 
         So it does not matter which of the equal rows of a sample is written last.
@@ -326,45 +321,45 @@ class Evidence:
         place = place.index_select(0, index)
         if self._device.type == "cpu" and torch.equal(place, numbers):
             return visits  # Each sample occurs once, which is known here without waiting.
-        return _Sums(
-            *(
-                torch.zeros_like(part).index_add_(0, place, part).index_select(0, place)
-                for part in visits
-            )
-        )
+        return [
+            torch.zeros_like(part).index_add_(0, place, part).index_select(0, place)
+            for part in visits
+        ]
 
-    def _sums(self, index: Tensor, labels: Tensor) -> _Sums:
-        """Return the sums of some samples with these labels; int64, -1 if unknown."""
+    def _sums(self, index: Tensor, labels: Tensor) -> list[Tensor]:
+        """Return the visits, the softmax and the loss of samples recorded with these labels."""
         visits = self.visits.index_select(0, index)
-        return _Sums(
-            visits,
-            self.shares.read(index, labels.clamp(min=0)) * visits[:, None],
-            self.loss.index_select(0, index),
-        )
+        shares = self.shares_of(index, labels) * visits[:, None]
+        return [visits, shares, self.loss.index_select(0, index)]
 
-    def _write(self, index: Tensor, labels: Tensor, sums: _Sums) -> None:
+    def _add_sums(
+        self, index: Tensor, before: Tensor, labels: Tensor, sums: Sequence[Tensor]
+    ) -> None:
+        """Add to the sums of samples, whose labels may have been unknown (-1) before."""
+        own = self._sums(index, before)
+        self._write(index, labels, [one + other for one, other in zip(own, sums, strict=True)])
+
+    def _write(self, index: Tensor, labels: Tensor, sums: Sequence[Tensor]) -> None:
         """Replace the sums of some samples. If one occurs twice, both must have the same sums."""
-        self.visits[index] = sums.visits
-        self.loss[index] = sums.loss
-        means = sums.shares / sums.visits.clamp(min=1)[:, None]
-        self.shares.write(index, labels.clamp(min=0), means)
-
-    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([part.to(self._device, non_blocking=True) for part in parts])
-
-    def _to(self, device: torch.device) -> None:
-        """Move all tensors to a device."""
-        self._device = device
-        self.labels, self.visits = self.labels.to(device), self.visits.to(device)
-        self.loss, self._faults = self.loss.to(device), self._faults.to(device)
-        self.shares.to(device)
+        visits, shares, loss = sums
+        self.visits[index] = visits
+        self.loss[index] = loss
+        rows = shares / visits.clamp(min=1)[:, None]
+        if self.others is None:
+            self.shares[index] = rows.half()
+            return
+        column = labels.clamp(min=0)[:, None]
+        own = rows.gather(1, column)
+        strongest, others = rows.scatter_(1, column, -1.0).topk(self.others.shape[1], dim=1)
+        self.shares[index] = torch.cat([own, strongest], 1).half()
+        self.others[index] = others.to(self.others.dtype)
 
 
-def _check_equal(different: int) -> None:
-    """Raise InputError unless the number of samples with different labels is 0."""
-    if different:
+def _check_equal(different: Tensor) -> None:
+    """Raise InputError unless no sample has another label; bool, shape (N,), or their number."""
+    if number := int(different.sum()):
         raise InputError(
-            f"expected the same labels in all parts, got different ones for {different} samples: "
+            f"expected the same labels in all parts, got different ones for {number} samples: "
             f"merge the evidence of trainings on the same samples, with the same indices and "
             f"labels on every rank"
         )

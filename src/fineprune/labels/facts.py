@@ -7,6 +7,9 @@ from fineprune.labels.ranking import Ranking
 # So many pairs of classes, and so many classes that were not learned, are named.
 _PAIRS, _NAMED = 3, 10
 
+# A network that predicts less than this share of the labels has hardly learned them.
+_LEARNED = 0.5
+
 
 def facts_of(ranking: Ranking, classes: Sequence[str]) -> list[str]:
     """Return sentences on how many labels contradict, and how much the network has learned.
@@ -19,7 +22,13 @@ def facts_of(ranking: Ranking, classes: Sequence[str]) -> list[str]:
     total, samples, suspects = len(known), int(known.sum()), ranking.num_suspects
     sizes = ranking.labels[known].bincount(minlength=len(classes))
     answered = float(ranking.answered.nan_to_num().mul(sizes).sum()) / samples
-    sentences = [
+    sentences = []
+    if answered < _LEARNED:
+        sentences.append(
+            "The network has hardly learned these labels, or most of them are wrong: train longer "
+            "before you trust a suspect."
+        )
+    sentences += [
         f"{suspects:,} of {samples:,} labels ({suspects / samples:.1%}) are suspected: they "
         f"contradict what the network learned.",
         f"It predicts the given label for {answered:.0%} of the samples, over {ranking.visits:.0f} "
@@ -40,7 +49,8 @@ def facts_of(ranking: Ranking, classes: Sequence[str]) -> list[str]:
     ]
     if named:
         sentences.append(f"The most frequent suspected mistakes: {', '.join(named)}.")
-    unlearned = [classes[number] for number in (ranking.answered < 0.5).nonzero()[:, 0].tolist()]
+    below = (ranking.answered < _LEARNED).nonzero()[:, 0].tolist()
+    unlearned = [classes[number] for number in below]
     if unlearned:
         some = unlearned if len(unlearned) <= _NAMED else [*unlearned[:_NAMED], "..."]
         sentences.append(

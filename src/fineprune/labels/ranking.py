@@ -38,12 +38,10 @@ class Ranking:
     """What the evidence says about each sample.
 
     Attributes:
-        labels: The label of each sample; int64, shape (N,). -1 for a sample that was never
-            recorded.
-        scores: How strongly another class contradicts each label; float32, shape (N,). Suspects
-            have a score above 0. -inf for a sample that was never recorded.
-        suggestions: The class that contradicts the label most; int64, shape (N,). -1 for a sample
-            that was never recorded.
+        labels: The label of each sample; int64, shape (N,). -1 for one that was never recorded.
+        scores: How strongly another class contradicts each label, above 0 for suspects; float32,
+            shape (N,). -inf for one that was never recorded.
+        suggestions: This class; int64, shape (N,). -1 for one that was never recorded.
         answered: The share of the samples labelled k whose largest mean softmax is that of class k;
             float64, shape (C,). NaN for a class without samples.
         visits: The mean number of visits of the recorded samples.
@@ -81,11 +79,9 @@ class Ranking:
 
 
 def rank(evidence: Evidence) -> Ranking:
-    """Rank all samples by how much the evidence contradicts their labels.
+    """Rank all samples by how much the evidence, which was flushed, contradicts their labels.
 
-    Args:
-        evidence: The evidence, which has been flushed. The ranking lies on its device if that is a
-            CPU or a CUDA GPU. Others may have no float64, so theirs lies on the CPU.
+    The ranking lies on its device if that is a CPU or a CUDA GPU. Others may have no float64.
     """
     if evidence.labels.device.type not in ("cpu", "cuda"):
         evidence = evidence.on_cpu()
@@ -126,7 +122,7 @@ def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
     Args:
         own: The share q[y] of each recorded sample; float32, shape (n,).
         labels: Their labels; int64, shape (n,).
-        sizes: The number of samples of each class; int64, shape (C,).
+        sizes: The samples of each class; int64, shape (C,).
     """
     shares = own.double()
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
@@ -137,8 +133,7 @@ def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
 def _known(evidence: Evidence) -> Iterator[Chunk]:
     """Yield the evidence on the samples that were recorded."""
     for chunk in evidence.chunks():
-        part = chunk.labels >= 0
-        if part.all():
-            yield chunk
-        else:
-            yield Chunk(chunk.index[part], chunk.labels[part], chunk.shares[part])
+        known = chunk.labels >= 0
+        if not known.all():
+            chunk = Chunk(chunk.index[known], chunk.labels[known], chunk.shares[known])
+        yield chunk

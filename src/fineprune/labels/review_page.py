@@ -1,9 +1,7 @@
-"""The page on which a person reviews suspected labels: one HTML file that loads nothing.
+"""The part of a page on which a person reviews suspected labels, and a page of that part alone.
 
-It can be read without JavaScript. With it, the keyboard decides on each sample, and the page writes
-the table that ``[data] labels`` of a recipe reads. ``LabelWatch.page``, ``fineprune inspect`` and
-the report on a comparison show suspects by it. It needs no template engine, as the library depends
-on torch and NumPy alone.
+``LabelWatch.page``, ``fineprune inspect`` and the report on a comparison show suspects by it. It
+needs no template engine, as the library depends on torch and NumPy alone.
 """
 
 import base64
@@ -44,9 +42,9 @@ class Samples:
 
     Attributes:
         classes: The name of each class.
-        labels: The label of each sample of the whole training set, -1 for one that is left out;
+        labels: The label of each sample of the whole training set, or -1 for one that is left out;
             int64, shape (M,). None if some are not known, so that no table can be written.
-        keys: What names each of these samples; None if they have only their indices.
+        keys: What names each of these samples; None if only their indices do.
         index: The index of each watched sample in the whole training set; int64, shape (N,).
         show: Shows the samples; None to show none.
     """
@@ -153,15 +151,13 @@ def _cards(
     """Return the cards of the most suspicious samples, and whether each shows its sample."""
     order, scores, suggestions = (part[:number] for part in ranking.suspects())
     index = order.to(evidence.labels.device)
-    labels = evidence.labels[index].long()
-    shares = evidence.shares.read(index, labels).cpu()
-    visits = evidence.visits[index].cpu()
-    loss = (evidence.loss[index].cpu() / visits.clamp(min=1)).tolist()
-    own = shares.gather(1, labels.cpu()[:, None])[:, 0].tolist()
-    confidences = torch.sigmoid(scores).tolist()
+    labels, visits = evidence.labels[index].long(), evidence.visits[index]
+    own = evidence.shares_of(index, labels).gather(1, labels[:, None])[:, 0]
+    loss = evidence.loss[index] / visits.clamp(min=1)
+    columns = (order, labels, suggestions, scores, torch.sigmoid(scores), own, loss, visits)
     left, cards, complete = _MOST_BYTES, [], True
-    for place, (sample, label, suggestion) in enumerate(
-        zip(order.tolist(), labels.tolist(), suggestions.tolist(), strict=True)
+    for sample, label, suggestion, score, confidence, share, mean_loss, times in zip(
+        *(column.tolist() for column in columns), strict=True
     ):
         picture, text = None, None
         if samples.show is not None and left > 0:
@@ -177,10 +173,10 @@ def _cards(
             f'<li class="card" tabindex="-1" data-index="{where}" data-label="{label}" '
             f'data-suggestion="{suggestion}">{picture}{text}'
             f"<p>{escape(samples.classes[label])} → <b>{escape(samples.classes[suggestion])}</b> "
-            f"<small>{100 * confidences[place]:.0f}&nbsp;%</small></p>"
+            f"<small>{100 * confidence:.0f}&nbsp;%</small></p>"
             f"<p><small>{escape(key)}</small></p>"
-            f"<p><small>score {scores[place]:.2f}, probability of the label {own[place]:.2f}, "
-            f"loss {loss[place]:.2f}, {int(visits[place])} visits</small></p>"
+            f"<p><small>score {score:.2f}, probability of the label {share:.2f}, "
+            f"loss {mean_loss:.2f}, {times} visits</small></p>"
             f'<p class="state"></p></li>'
         )
     return cards, complete
@@ -189,14 +185,13 @@ def _cards(
 def _data(samples: Samples) -> str:
     """Return what the script needs, as JSON that can stand in HTML."""
     known = samples.labels is not None
-    keys = None if samples.keys is None else [str(key) for key in samples.keys]
     labels = None if samples.labels is None else samples.labels.tolist()
-    table = json.dumps({"keys": keys, "labels": labels}).encode()
+    table = json.dumps({"keys": samples.keys, "labels": labels}).encode()
     data = {
         # The same samples and labels give the same name, under which the browser keeps decisions,
         # also if other suspects are shown.
         "digest": hashlib.sha256(table).hexdigest()[:16],
-        "classes": list(samples.classes),
+        "classes": samples.classes,
         "table": base64.b64encode(gzip.compress(table, mtime=0)).decode() if known else None,
     }
     return json.dumps(data).replace("<", "\\u003c")

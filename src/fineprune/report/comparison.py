@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -10,17 +9,21 @@ from fineprune.errors import InputError
 from fineprune.experiments.arm_table import MARGIN, Group, group_rows, grouped
 from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.shown_samples import shown_samples
-from fineprune.report.comparison_table import cost_table, headline, results_table
-from fineprune.report.facts import cautions, comparison_of, distinct, facts
-from fineprune.report.figures.accuracy_over_time import draw_time
+from fineprune.report.comparison_table import (
+    cost_table,
+    found_rows,
+    found_table,
+    headline,
+    results_table,
+)
+from fineprune.report.facts import cautions, comparison_of, distinct, what_was_run
 from fineprune.report.figures.counts import draw_counts
-from fineprune.report.figures.curves import draw_curves
-from fineprune.report.figures.drawing import Drawing, drawn
+from fineprune.report.figures.curves import draw_curves, draw_time
 from fineprune.report.figures.sample_losses import draw_sample_losses
 from fineprune.report.figures.samples import draw_samples
-from fineprune.report.page_template import write_page
+from fineprune.report.figures.style import Drawing
+from fineprune.report.page import Fold, Line, Part, Section, Sentences, write_page
 from fineprune.report.paper_one import paper_tables
-from fineprune.report.wrong_labels import found_rows, found_table
 from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run, split_by
 
@@ -40,41 +43,59 @@ def write_report(runs: Sequence[Run], path: Path, margin: float = MARGIN) -> Non
         raise InputError("expected at least one finished run to report, got none")
     groups = grouped(runs)
     titles = distinct(run.title for run in runs)
-    write_page(
-        path,
-        "report.html.j2",
-        title=titles[0] if len(titles) == 1 else "Comparisons of fine-pruning",
-        sections=[_section(group, margin) for group in groups],
-        paper=paper_tables(groups),
+    title = titles[0] if len(titles) == 1 else "Comparisons of fine-pruning"
+    several = len(groups) > 1
+    sections = [
+        Section(f"group-{place}", group.label if several else "", _section(group, margin))
+        for place, group in enumerate(groups, start=1)
+    ]
+    parts: list[Part] = [*sections, *paper_tables(groups)]
+    if several:
+        link = Markup('<a href="#{}">{}</a>: {}')
+        said = [headline(group_rows(group, margin)) for group in groups]
+        links = [
+            link.format(section.anchor, section.heading, text)
+            for section, text in zip(sections, said, strict=True)
+        ]
+        parts = [Sentences(links), *parts]
+    else:
+        parts = [Line("lead", groups[0].label), *parts]
         # The ids of a page must be unique, and a person reviews one set of labels at a time.
-        review=_suspects(groups[0]) if len(groups) == 1 else None,
-    )
+        if (review := _suspects(groups[0])) is not None:
+            parts.append(Fold("Suspected wrong labels", [review]))
+    write_page(path, title, parts)
 
 
 def draw_first(group: Group) -> list[Drawing]:
     """Draw what each arm reached and what it trained, for which every run has the data."""
-    return drawn(draw_time(group), draw_samples(group))
+    return _known(draw_time(group), draw_samples(group))
 
 
 def draw_further(group: Group) -> list[Drawing]:
     """Draw every other figure for which the runs have the data."""
-    return drawn(draw_curves(group), draw_sample_losses(group), draw_counts(group))
+    return _known(draw_curves(group), draw_sample_losses(group), draw_counts(group))
 
 
-def _section(group: Group, margin: float) -> dict[str, Any]:
-    """Return what the section on a group shows."""
-    rows, found = group_rows(group, margin), found_rows(group)
-    return {
-        "heading": group.label,
-        "headline": headline(rows),
-        "first": draw_first(group),
-        "tables": [results_table(rows, margin), cost_table(rows)],
-        "cautions": cautions(group.runs),
-        "found": found_table(found) if found else None,
-        "further": draw_further(group),
-        "facts": facts(group.runs),
-        "recipes": _recipes(group),
-    }
+def _known(*drawings: Drawing | None) -> list[Drawing]:
+    return [drawing for drawing in drawings if drawing is not None]
+
+
+def _section(group: Group, margin: float) -> list[Part]:
+    """Return what a page shows of a group."""
+    rows, found, further = group_rows(group, margin), found_rows(group), draw_further(group)
+    parts: list[Part] = [
+        Line("headline", headline(rows)),
+        Sentences(cautions(group.runs)),
+        *draw_first(group),
+        results_table(rows, margin),
+        cost_table(rows),
+    ]
+    if found:
+        table = found_table(found)
+        parts.append(Fold(table.title, [table]))
+    if further:
+        parts.append(Fold("Further figures", further))
+    return [*parts, *what_was_run([group.runs], _recipes(group))]
 
 
 def _suspects(group: Group) -> Markup | None:
@@ -91,12 +112,12 @@ def _suspects(group: Group) -> Markup | None:
     return Markup(inspected.review(number, show)) if number else None  # It has escaped all names.
 
 
-def _recipes(group: Group) -> list[str]:
+def _recipes(group: Group) -> list[Path]:
     """Return the recipe of the group's comparison, or those of its runs, which seeds share."""
     folder = comparison_of(group.runs)
     if folder is not None:
-        return [(folder / RECIPE).read_text(encoding="utf-8").strip()]
+        return [folder / RECIPE]
     parts = split_by(
         lambda run: repr({**run.recipe, "run": {**run.recipe["run"], "seed": None}}), group.runs
     )
-    return [(of[0].path / RECIPE).read_text(encoding="utf-8").strip() for of in parts.values()]
+    return [of[0].path / RECIPE for of in parts.values()]

@@ -1,14 +1,12 @@
-"""The tables of a comparison, its headline, and its rows as JSON.
-
-A column is a pair: its header, and what returns its cell in a row.
-"""
+"""The tables of a comparison, its headline, and its rows as JSON."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fineprune.experiments.arm_table import BASELINE, WATCHED, Difference, Row
+from fineprune.experiments.arm_table import BASELINE, WATCHED, Group, Row, mean_known
 from fineprune.report.table import NOTHING, Table, decimal, percent, points, table_of, whole
+from fineprune.runs.summary import Detection
 
 Column = tuple[str, Callable[[Row], str]]
 
@@ -40,9 +38,9 @@ def results_table(rows: Sequence[Row], margin: float) -> Table:
         note += (
             f" Differences are paired by seed, ± half the 95 % interval. Verdict: {method} is "
             f"equal if two one-sided t-tests reject a difference of {100 * margin:g} points, "
-            f"better or worse if the interval excludes zero, and else the question is open; with "
-            f"one seed, no claim is possible. Ratios: the sample-steps and the training time of "
-            f"{method}, divided by those of the arm. Verdicts are not corrected for their number."
+            f"better or worse if the interval excludes zero, and else the question is open; one "
+            f"seed allows no claim. Verdicts are not corrected for their number. Ratios: the "
+            f"sample-steps and the training time of {method}, divided by those of the arm."
         )
     return table_of("Results", rows, columns, note)
 
@@ -58,7 +56,7 @@ def cost_table(rows: Sequence[Row]) -> Table:
         ("predicted to save, %", lambda row: percent(row.predicted_saving)),
         ("saved, %", lambda row: points(row.time_saved)),
         ("saved in epochs, %", lambda row: percent(row.saved_in_epochs)),
-        ("overhead, s", lambda row: decimal(_overhead(row), 2)),
+        ("overhead, s", lambda row: NOTHING if row.arm == WATCHED else _bookkeeping(row)),
     ]
     note = (
         "Means over the seeds. Predicted: the paper's formulas 2 to 7, with the time of a step of "
@@ -67,8 +65,9 @@ def cost_table(rows: Sequence[Row]) -> Table:
         "of each run, which other work on the machine changes less. Overhead: what the method "
         "itself records, and selecting samples; it is part of the training."
     )
-    if any(_evidence(row) is not None for row in rows):
-        columns.append(("evidence on labels, s", lambda row: decimal(_evidence(row), 2)))
+    if any(row.arm == WATCHED for row in rows):
+        of_watched = "evidence on labels, s"
+        columns.append((of_watched, lambda r: _bookkeeping(r) if r.arm == WATCHED else NOTHING))
     if any(row.samples_of_both is not None for row in rows):
         columns += [
             ("sample-steps of both", lambda row: whole(row.samples_of_both)),
@@ -101,37 +100,73 @@ def headline(rows: Sequence[Row]) -> str:
 
 
 def row_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return rows as dicts for JSON, with values that are not rounded.
-
-    A difference is ``{"mean": ..., "low": ..., "high": ..., "pairs": ...}``, in which ``low`` and
-    ``high`` are null if there is only one pair.
-    """
-    dicts = []
-    for row in rows:
-        first = row.group.first
-        values = {
+    """Return rows as dicts for JSON, with values that are not rounded."""
+    names = [field.name for field in dataclasses.fields(Row) if field.name != "group"]
+    of_group = ("network", "dataset", "train_samples", "evaluated_on")
+    return [
+        {
             "group": row.group.label,
-            "network": first.network,
-            "dataset": first.dataset,
-            "train_samples": first.train_samples,
-            "wrong_labels": any(run.summary.suspicion is not None for run in row.group.runs),
-            "evaluated_on": first.evaluated_on,
+            **{name: getattr(row.group.first, name) for name in of_group},
+            **{name: getattr(row, name) for name in names},
         }
-        for field in dataclasses.fields(row)[1:]:
-            value = getattr(row, field.name)
-            if isinstance(value, Difference):
-                value = {name: getattr(value, name) for name in ("mean", "low", "high", "pairs")}
-            values[field.name] = value
-        dicts.append(values)
-    return dicts
+        for row in rows
+    ]
 
 
-def _overhead(row: Row) -> float | None:
-    return None if row.arm == WATCHED else row.seconds_bookkeeping
+# How well the policy of an arm found the wrong labels: ``group``, ``arm``, ``seeds`` (their number)
+# and the figures of ``Detection``, as means over the seeds, None if no seed has the figure.
+FoundRow = dict[str, Any]
 
 
-def _evidence(row: Row) -> float | None:
-    return row.seconds_bookkeeping if row.arm == WATCHED else None
+def found_rows(group: Group) -> list[FoundRow]:
+    """Return one row for each arm with runs whose wrong labels are known; often there are none."""
+    rows = []
+    # The share of wrong labels stands for their number.
+    names = [field.name for field in dataclasses.fields(Detection) if field.name != "wrong"]
+    for arm in group.arms:
+        found = [of for run in group.of(arm) if (of := run.summary.suspicion) is not None]
+        if found:
+            means = {name: mean_known(getattr(one, name) for one in found) for name in names}
+            rows.append({"group": group.label, "arm": arm, "seeds": len(found), **means})
+    return rows
+
+
+def found_table(rows: Sequence[FoundRow]) -> Table:
+    """Return the table of the rows of one group."""
+    return table_of(
+        "Wrong labels found",
+        rows,
+        (
+            ("arm", lambda row: str(row["arm"])),
+            ("seeds", lambda row: str(row["seeds"])),
+            ("wrong labels, %", lambda row: percent(row["wrong_share"], 1)),
+            ("ROC area", lambda row: decimal(row["roc_area"], 3)),
+            ("suspects", lambda row: whole(row["suspects"])),
+            ("precision, %", lambda row: percent(row["precision"], 1)),
+            ("recall, %", lambda row: percent(row["recall"], 1)),
+            ("R-precision, %", lambda row: percent(row["r_precision"], 1)),
+        ),
+        "At the end of the training, means over the seeds in which a value is defined. ROC area: "
+        "the probability that the arm suspects a wrong label more than a right one; 0.5 is chance. "
+        "Precision: the share of the suspects whose label is wrong. Recall: the share of the wrong "
+        "labels that are suspects. R-precision: both, for as many suspects as there are wrong "
+        "labels.",
+    )
+
+
+def found_line(rows: Sequence[FoundRow]) -> str:
+    """Return one line for a terminal with how well each arm, perhaps of several groups, found."""
+    several = len({row["group"] for row in rows}) > 1
+    areas = [
+        f"{row['arm']}{' of ' + row['group'] if several else ''} {decimal(row['roc_area'], 3)}"
+        for row in rows
+        if row["roc_area"] is not None
+    ]
+    return f"Wrong labels found, ROC area: {', '.join(areas) or NOTHING}"
+
+
+def _bookkeeping(row: Row) -> str:
+    return decimal(row.seconds_bookkeeping, 2)
 
 
 def _seconds(value: float | None) -> str:

@@ -1,16 +1,24 @@
 """The facts of a report: what was run, on which data and on which hardware."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fineprune.report.page import Facts, Fold, Part, Recipe
 from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run, diverged_runs, split_by
 from fineprune.runs.summary import Summary
 
 # Quartiles of an epoch's time that are further apart are not the training's own.
 _UNSTEADY = 1.5
+
+
+def what_was_run(groups: Iterable[Sequence[Run]], recipes: Iterable[Path]) -> list[Part]:
+    """Return the folded facts about each group of runs, and the recipes in some files."""
+    texts = [Recipe(file.read_text(encoding="utf-8").strip()) for file in recipes]
+    about = Facts([fact for runs in groups for fact in facts(runs)])
+    return [Fold("What was run", [about]), Fold("The complete recipe", texts)]
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -53,7 +61,7 @@ def comparison_of(runs: Iterable[Run]) -> Path | None:
 def cautions(runs: Sequence[Run]) -> list[str]:
     """Return sentences on what differs between runs whose results are compared, or is missing."""
     sentences = []
-    places = {
+    places: dict[str, Callable[[Run], object]] = {
         "precisions": lambda run: run.summary.precision,
         "numbers of processes": lambda run: run.summary.ranks,
         "hardware": lambda run: machine(run.summary),

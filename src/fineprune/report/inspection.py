@@ -1,6 +1,5 @@
 """The page of an inspection: the labels to review, and the classes, in one HTML file."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.shown_samples import shown_samples
 from fineprune.report.facts import distinct, facts
-from fineprune.report.page_template import write_page
+from fineprune.report.page import Facts, Fold, write_page
 from fineprune.report.table import Table, percent, table_of, whole
 
 
@@ -72,25 +71,27 @@ def write_inspection(
     titles = distinct(run.title for run in inspected.runs)
     write_page(
         path,
-        "inspection.html.j2",
-        title=f"Labels of {titles[0] if len(titles) == 1 else f'{len(inspected.runs)} runs'}",
-        review=Markup(inspected.review(most, show, notes)),  # It has escaped all names.
-        classes=_class_table(rows),
-        facts=facts(inspected.runs),
+        f"Labels of {titles[0] if len(titles) == 1 else f'{len(inspected.runs)} runs'}",
+        [
+            Markup(inspected.review(most, show, notes)),  # It has escaped all names.
+            Fold("The classes", [_class_table(rows)]),
+            Fold("What was run", [Facts(facts(inspected.runs))]),
+        ],
     )
     return rows
 
 
 def _class_table(rows: list[ClassRow]) -> Table:
-    columns: list[tuple[str, Callable[[ClassRow], str]]] = [
-        ("class", lambda row: row.name),
-        ("training samples", lambda row: whole(row.samples)),
-        ("suspects", lambda row: whole(row.suspects)),
-        ("skipped, %", lambda row: percent(row.skipped, 1)),
-        ("accuracy, %", lambda row: percent(row.accuracy, 1)),
-    ]
-    note = (
+    return table_of(
+        "Classes",
+        rows,
+        (
+            ("class", lambda row: row.name),
+            ("training samples", lambda row: whole(row.samples)),
+            ("suspects", lambda row: whole(row.suspects)),
+            ("skipped, %", lambda row: percent(row.skipped, 1)),
+            ("accuracy, %", lambda row: percent(row.accuracy, 1)),
+        ),
         "Skipped: the share of the sample-steps of the training samples with this label. Accuracy: "
-        "the share of the evaluated samples of this class that was recognised after the last epoch."
+        "the share of the evaluated samples of this class that the last epoch recognised.",
     )
-    return table_of("Classes", rows, columns, note)

@@ -4,10 +4,12 @@ Tables 1 and 2 are of CIFAR-10, 200 epochs, one GTX 1080 Ti. The accuracies are 
 best test accuracies of a run. The paper prints neither the number of runs nor all hyper-parameters.
 """
 
+import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fineprune.experiments.arm_table import (
     BASELINE,
@@ -24,30 +26,20 @@ from fineprune.experiments.arm_table import (
 )
 from fineprune.pruning.savings import closed_form_pruned_epochs
 from fineprune.report.comparison_table import cost_table, results_table
-from fineprune.report.facts import cautions, facts
+from fineprune.report.facts import cautions, what_was_run
 from fineprune.report.figures.curves import draw_curves
-from fineprune.report.figures.drawing import Drawing, drawn
 from fineprune.report.figures.sample_losses import draw_sample_losses
-from fineprune.report.figures.schedule import schedule_svg
-from fineprune.report.page_template import write_page
+from fineprune.report.figures.schedule import draw_schedule
+from fineprune.report.figures.style import Drawing
+from fineprune.report.page import Line, Sentences, write_page
 from fineprune.report.table import NOTHING, Table, decimal, percent, points, table_of, whole
 from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run
 from fineprune.training.recipe import read_written_recipe
 
 
-@dataclass(frozen=True)
-class PaperResult:
-    """The results that the paper prints for one network.
-
-    Attributes:
-        name: The name of the network in the paper.
-        regular_seconds: The time of regular training, in seconds.
-        time_saved: The fraction of the training time that is saved.
-        overhead_seconds: The overhead over all 200 epochs, in seconds.
-        accuracy_regular: The accuracy of regular training, as a fraction.
-        accuracy_pruned: The accuracy with data fine-pruning, as a fraction.
-    """
+class PaperResult(NamedTuple):
+    """The results that the paper prints for one network: fractions, and seconds for 200 epochs."""
 
     name: str
     regular_seconds: float
@@ -56,9 +48,6 @@ class PaperResult:
     accuracy_regular: float
     accuracy_pruned: float
 
-
-EPOCHS = 200
-TRAIN_SAMPLES = 50_000
 
 RESULTS = {
     "lenet": PaperResult("LeNet", 1220, 0.1180, 4.27, 0.7515, 0.7472),
@@ -75,66 +64,83 @@ RESULTS = {
 
 _METHOD = "fine-pruning"
 
+# Whether a verdict agrees with a claim that nothing is lost.
+_AGREES = {"better": "yes", "equal": "yes", "worse": "no"}
+
 
 @dataclass(frozen=True)
-class _Line:
+class _Network:
     """A network of the paper, and our runs of it, if there are some."""
 
     paper: PaperResult
-    group: Group | None = None
-
-    @property
-    def row(self) -> Row | None:
-        rows = [] if self.group is None else group_rows(self.group)
-        return next((row for row in rows if row.arm == _METHOD), None)
+    group: Group | None
 
     def ours(self, cell: Callable[[Group, Row], str]) -> str:
-        return NOTHING if self.group is None or self.row is None else cell(self.group, self.row)
+        if self.group is None or _METHOD not in self.group.arms:
+            return NOTHING
+        return cell(self.group, _rows(self.group)[_METHOD])
 
 
-def paper_result(group: Group) -> PaperResult | None:
-    """Return the paper's results for the network and the data of a group.
-
-    Returns:
-        The results; None if the paper has none for this network, or for other data than images of
-        CIFAR-10 with their own labels, evaluated on the test set.
-    """
-    first = group.first
-    if first.dataset != "cifar10" or first.evaluated_on != "test" or not group.own_labels:
-        return None
-    return RESULTS.get(first.network)
+def _rows(group: Group) -> dict[str, Row]:
+    return {row.arm: row for row in group_rows(group)}
 
 
 def paper_tables(groups: Sequence[Group]) -> list[Table]:
     """Return the paper's Tables 1 and 2 with ours: one line for each group that they contain.
 
-    A group has no line if it has no ``paper_result``, or if it has no full or no fine-pruned run.
-    Without lines, there are no tables.
+    These are runs of its networks with full training and fine-pruning, on images of CIFAR-10 with
+    their own labels, evaluated on the test set. Without lines, there are no tables.
     """
-    lines = [
-        _Line(paper, group)
+    rows = [
+        _Network(RESULTS[group.first.network], group)
         for group in groups
-        if (paper := paper_result(group)) and {BASELINE, _METHOD} <= set(group.arms)
+        if (group.first.dataset, group.first.evaluated_on) == ("cifar10", "test")
+        and group.own_labels
+        and group.first.network in RESULTS
+        and {BASELINE, _METHOD} <= set(group.arms)
     ]
-    return _tables_1_and_2(lines) if lines else []
+    return _tables_1_and_2(rows) if rows else []
 
 
-def _tables_1_and_2(lines: Sequence[_Line]) -> list[Table]:
-    time = (
-        f"Saved: relative to full training, which records nothing; predicted by formulas 2 to 7. "
-        f"What is skipped is a setting, which our recipes choose by the paper's savings. The paper "
-        f"trains {TRAIN_SAMPLES:,} samples of CIFAR-10 for {EPOCHS} epochs on a GTX 1080 Ti."
+def _tables_1_and_2(rows: Sequence[_Network]) -> list[Table]:
+    time = table_of(
+        "The paper's Table 1, time, and ours",
+        rows,
+        (
+            ("network", lambda of: of.paper.name),
+            ("our data", lambda of: of.ours(lambda group, _: group.first.dataset)),
+            ("samples", lambda of: of.ours(lambda group, _: whole(group.first.train_samples))),
+            ("epochs", lambda of: of.ours(lambda g, _: str(g.of(_METHOD)[0].summary.epochs))),
+            ("skipped, %", lambda of: of.ours(lambda _, row: percent(row.skipped))),
+            ("time saved, %: paper", lambda of: percent(of.paper.time_saved)),
+            ("predicted", lambda of: of.ours(lambda _, row: percent(row.predicted_saving))),
+            ("ours", lambda of: of.ours(lambda _, row: points(row.time_saved))),
+            ("overhead, s: paper", lambda of: decimal(of.paper.overhead_seconds, 2)),
+            ("ours", lambda of: of.ours(lambda _, row: decimal(row.seconds_bookkeeping, 2))),
+        ),
+        "Saved: relative to full training, which records nothing; predicted by formulas 2 to 7. "
+        "What is skipped is a setting, which our recipes choose by the paper's savings. The paper "
+        "trains 50,000 samples of CIFAR-10 for 200 epochs on a GTX 1080 Ti.",
     )
-    accuracy = (
+    accuracy = table_of(
+        "The paper's Table 2, accuracy, and ours",
+        rows,
+        (
+            ("network", lambda of: of.paper.name),
+            ("our seeds", lambda of: of.ours(lambda _, row: str(row.seeds))),
+            ("regular, %: paper", lambda of: percent(of.paper.accuracy_regular)),
+            ("ours", lambda of: of.ours(lambda group, _: _best(group, BASELINE))),
+            ("pruned, %: paper", lambda of: percent(of.paper.accuracy_pruned)),
+            ("ours", lambda of: of.ours(lambda group, _: _best(group, _METHOD))),
+            ("pruned minus regular, points: paper", lambda of: _theirs(of.paper)),
+            ("ours", lambda of: of.ours(lambda group, _: points(_best_difference(group)))),
+        ),
         "Means of the best three evaluations of a run on the test set, as in the paper; they are "
         "too high, because epochs are selected on the evaluated set. Lines with other data, fewer "
         "samples or fewer epochs cannot be compared with the paper's, which does not print all "
-        "hyper-parameters."
+        "hyper-parameters.",
     )
-    return [
-        table_of("The paper's Table 1, time, and ours", lines, _TIME, time),
-        table_of("The paper's Table 2, accuracy, and ours", lines, _ACCURACY, accuracy),
-    ]
+    return [time, accuracy]
 
 
 def _best(group: Group, arm: str) -> str:
@@ -146,32 +152,8 @@ def _best_difference(group: Group) -> Difference | None:
     return paired_difference(pairs, lambda summary: summary.accuracy_best3)
 
 
-_NETWORK: tuple[str, Callable[[_Line], str]] = ("network", lambda of: of.paper.name)
-_TIME: Sequence[tuple[str, Callable[[_Line], str]]] = (
-    _NETWORK,
-    ("our data", lambda of: of.ours(lambda group, _: group.first.dataset)),
-    ("samples", lambda of: of.ours(lambda group, _: whole(group.first.train_samples))),
-    ("epochs", lambda of: of.ours(lambda group, _: str(group.of(_METHOD)[0].summary.epochs))),
-    ("skipped, %", lambda of: of.ours(lambda _, row: percent(row.skipped))),
-    ("time saved, %: paper", lambda of: percent(of.paper.time_saved)),
-    ("predicted", lambda of: of.ours(lambda _, row: percent(row.predicted_saving))),
-    ("ours", lambda of: of.ours(lambda _, row: points(row.time_saved))),
-    ("overhead, s: paper", lambda of: decimal(of.paper.overhead_seconds, 2)),
-    ("ours", lambda of: of.ours(lambda _, row: decimal(row.seconds_bookkeeping, 2))),
-)
-_ACCURACY: Sequence[tuple[str, Callable[[_Line], str]]] = (
-    _NETWORK,
-    ("our seeds", lambda of: of.ours(lambda _, row: str(row.seeds))),
-    ("regular, %: paper", lambda of: percent(of.paper.accuracy_regular)),
-    ("ours", lambda of: of.ours(lambda group, _: _best(group, BASELINE))),
-    ("pruned, %: paper", lambda of: percent(of.paper.accuracy_pruned)),
-    ("ours", lambda of: of.ours(lambda group, _: _best(group, _METHOD))),
-    (
-        "pruned minus regular, points: paper",
-        lambda of: f"{100 * (of.paper.accuracy_pruned - of.paper.accuracy_regular):+.2f}",
-    ),
-    ("ours", lambda of: of.ours(lambda group, _: points(_best_difference(group)))),
-)
+def _theirs(paper: PaperResult) -> str:
+    return f"{100 * (paper.accuracy_pruned - paper.accuracy_regular):+.2f}"
 
 
 def formulas_table(groups: Sequence[Group]) -> Table:
@@ -221,8 +203,7 @@ def _formula_lines(group: Group) -> Iterator[tuple[str, str]]:
     yield "measured", percent(1 - run / full)
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """A statement, and what there is for it: in the paper, in our runs, and whether they agree."""
 
     statement: str
@@ -231,36 +212,25 @@ class Claim:
     agrees: str
 
 
-def claims_table(claims: Sequence[Claim], note: str) -> Table:
+def claims_table(claims: Iterable[Claim], note: str) -> Table:
     """Return claims as a table."""
-    return table_of(
-        "What agrees with the paper, and what does not",
-        claims,
-        (
-            ("statement", lambda claim: claim.statement),
-            ("paper", lambda claim: claim.paper),
-            ("ours", lambda claim: claim.ours),
-            ("agrees", lambda claim: claim.agrees),
-        ),
-        note,
-    )
+    return Table("What agrees with the paper, and what does not", Claim._fields, list(claims), note)
 
 
 def claims_one(runs: Sequence[Run]) -> Table:
     """Return the claims of the paper, with what our runs show of them."""
-    claims = [claim for group in grouped(runs) for claim in _claims(group)]
     note = (
         f"Yes or no where the 95 % interval over the seeds, or for accuracies two one-sided "
         f"t-tests with a margin of {100 * MARGIN:g} points, decide; open where they do not, or "
         f"with one seed. The paper has no controls of equal cost: matched skips as many samples "
         f"at random, shorter trains all samples for fewer epochs."
     )
-    return claims_table(claims, note)
+    return claims_table((claim for group in grouped(runs) for claim in _claims(group)), note)
 
 
 def _claims(group: Group) -> Iterator[Claim]:
-    network, rows = group.first.network, {row.arm: row for row in group_rows(group)}
-    paper, row = RESULTS[network], rows[_METHOD]
+    network, rows = group.first.network, _rows(group)
+    paper, row, full = RESULTS[network], rows[_METHOD], rows[BASELINE]
     saved, predicted = row.time_saved, row.predicted_saving
     assert saved is not None and predicted is not None  # noqa: PT018
     yield Claim(
@@ -276,7 +246,6 @@ def _claims(group: Group) -> Iterator[Claim]:
         f"{percent(predicted)} predicted",
         _decided(within, saved),
     )
-    full = rows[BASELINE]
     yield Claim(
         f"{network}: the overhead is below 1 % of the time",
         percent(paper.overhead_seconds / paper.regular_seconds),
@@ -285,9 +254,9 @@ def _claims(group: Group) -> Iterator[Claim]:
     )
     yield Claim(
         f"{network}: as accurate as full training, points",
-        f"{100 * (paper.accuracy_pruned - paper.accuracy_regular):+.2f}",
+        _theirs(paper),
         points(full.difference),
-        {"equal": "yes", "better": "yes", "worse": "no"}.get(str(full.verdict), "open"),
+        _AGREES.get(str(full.verdict), "open"),
     )
     for arm in ("matched", "shorter"):
         if (control := rows.get(arm)) is not None:
@@ -295,7 +264,7 @@ def _claims(group: Group) -> Iterator[Claim]:
                 f"{network}: better than {arm}, points",
                 NOTHING,
                 points(control.difference),
-                {"better": "yes", "worse": "no", "equal": "no"}.get(str(control.verdict), "open"),
+                {**_AGREES, "equal": "no"}.get(str(control.verdict), "open"),
             )
 
 
@@ -304,47 +273,46 @@ def _decided(holds: bool, difference: Difference) -> str:
 
 
 def write_paper_one(runs: Sequence[Run], path: Path) -> None:
-    """Write the page with the paper's tables, figures and formulas, ours beside theirs.
-
-    Args:
-        runs: The finished runs of ``experiments.papers.paper_one``.
-        path: The HTML file.
-    """
+    """Write an HTML page on the runs of ``experiments.papers.paper_one`` beside the paper."""
     groups = grouped(runs)
     by_network = {group.first.network: group for group in groups}
-    lines = [_Line(paper, by_network.get(network)) for network, paper in RESULTS.items()]
-    schedule = read_written_recipe(groups[0].of(_METHOD)[0].path / RECIPE).schedule()
+    first, of_figure_1 = groups[0], by_network.get("resnet18", groups[0])
+    recipes = [group.of(_METHOD)[0].path / RECIPE for group in groups]
+    schedule = read_written_recipe(recipes[0]).schedule()
     assert schedule is not None
-    figure_3 = Drawing(
-        "The schedule (the paper's Figure 3)",
-        schedule_svg(list(map(schedule.prunes, range(schedule.epochs))), schedule.boundaries),
-        f"The epochs of {_METHOD} that skip samples, in the runs of {groups[0].first.network}.",
+    figure_3 = draw_schedule(
+        list(map(schedule.prunes, range(schedule.epochs))),
+        schedule.boundaries,
+        f"The epochs of {_METHOD} that skip samples, in the runs of {first.first.network}.",
     )
-    tables: list[Table | Drawing] = []
-    for group in groups:
-        rows = group_rows(group)
-        for table in (results_table(rows, MARGIN), cost_table(rows)):
-            title = f"{table.title}, {group.label}"
-            tables.append(Table(title, table.headers, table.lines, table.note))
-    figure_1 = draw_curves(by_network.get("resnet18", groups[0]))
+    lead = (
+        "Li, He, Ren and Mao: Data Fine-pruning: A Simple Way to Accelerate Neural Network "
+        "Training (NPC 2018), beside ours."
+    )
+    rows = [_Network(paper, by_network.get(network)) for network, paper in RESULTS.items()]
     write_page(
         path,
-        "results.html.j2",
-        title="Paper 1: data fine-pruning",
-        lead="Li, He, Ren and Mao: Data Fine-pruning: A Simple Way to Accelerate Neural Network "
-        "Training (NPC 2018). The paper's results beside ours.",
-        parts=[
+        "Paper 1: data fine-pruning",
+        [
+            Line("lead", lead),
             claims_one(runs),
-            *_tables_1_and_2(lines),
+            *_tables_1_and_2(rows),
             formulas_table(groups),
-            *drawn(figure_1, draw_sample_losses(groups[0])),
+            _named(draw_curves(of_figure_1), of_figure_1),
+            _named(draw_sample_losses(first), first),
             figure_3,
-            *tables,
-        ],
-        notes=[sentence for group in groups for sentence in cautions(group.runs)],
-        facts=[fact for group in groups for fact in facts(group.runs)],
-        recipes=[
-            (group.of(_METHOD)[0].path / RECIPE).read_text(encoding="utf-8").strip()
-            for group in groups
+            *(
+                _named(table, group)
+                for group in groups
+                for of_group in [group_rows(group)]
+                for table in (results_table(of_group, MARGIN), cost_table(of_group))
+            ),
+            Sentences([line for g in groups for line in cautions(g.runs)], "What to keep in mind"),
+            *what_was_run((group.runs for group in groups), recipes),
         ],
     )
+
+
+def _named(part: Drawing | Table | None, group: Group) -> Drawing | Table | None:
+    """Return a figure, if it could be drawn, or a table with its network and data in the title."""
+    return part and dataclasses.replace(part, title=f"{part.title}, {group.label}")

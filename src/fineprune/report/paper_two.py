@@ -1,5 +1,6 @@
 """[D], "Distributed training strategies" (Campos et al., ICCS 2017): a page with ours."""
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,27 +9,25 @@ from pathlib import Path
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.planner import Cluster, costs_of_runs, predicted_speed
 from fineprune.experiments.scale_table import ScaleRow, Scaling
-from fineprune.report.facts import facts
-from fineprune.report.figures.drawing import drawn
-from fineprune.report.page_template import write_page
+from fineprune.report.facts import what_was_run
+from fineprune.report.page import Line, Sentences, write_page
 from fineprune.report.paper_one import Claim, claims_table
 from fineprune.report.scaling.figures import (
     draw_loss,
-    draw_phases,
     draw_speedup,
     draw_staleness,
     draw_throughput,
-    node_speedups,
 )
 from fineprune.report.scaling.page import scale_caveats
-from fineprune.report.scaling.tables import PAPER_LEARNING, PAPER_THROUGHPUT, scale_tables
+from fineprune.report.scaling.tables import (
+    PAPER_LEARNING,
+    PAPER_SPEEDUP,
+    PAPER_THROUGHPUT,
+    node_speedups,
+    scale_tables,
+)
 from fineprune.report.table import NOTHING, Table, decimal, table_of
 from fineprune.runs.files import RECIPE
-
-# The paper's speedups by nodes and shared servers, from its Table 2. Its Figure 2b has those with
-# the most servers for each number of nodes.
-_BY_SERVERS = {(1, 0): 1.0, (2, 1): 1.58, (4, 1): 2.35, (4, 3): 3.09, (8, 7): 6.52}
-_FIGURE_2B = tuple({nodes: speedup for (nodes, _), speedup in _BY_SERVERS.items()}.items())
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,15 @@ def claims_two(rows: Sequence[ScaleRow], made: Sequence[Forecast]) -> Table:
         "Computed from the tables below; with few seeds, small differences are due to chance. The "
         "paper's are ResNet-50 on nodes with four K80 GPUs, so only signs can be compared."
     )
-    return claims_table(list(_claims(rows, made)), note)
+    claims = [*_of_throughput(rows), *_of_stale_gradients(rows)]
+    others = [abs(one.error) for one in made if one.row.configuration not in ("one", "async 1+1")]
+    if others:
+        median = decimal(100 * statistics.median(others), 1)
+        claims.append(Claim("Forecast of the throughput: median error, %", NOTHING, median, "-"))
+    return claims_table(claims, note)
 
 
-def _claims(rows: Sequence[ScaleRow], made: Sequence[Forecast]) -> Iterator[Claim]:
-    by_text = {row.configuration: row for row in rows}
-    across = {row.configuration: speedup for row, speedup in node_speedups(rows)}
+def _of_throughput(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
     reduced = [row for row in rows if row.strategy == "all-reduce" and row.nodes == 1]
     inside = max(reduced, key=lambda row: row.workers, default=None)
     if inside is not None and inside.speedup is not None:
@@ -99,39 +101,40 @@ def _claims(rows: Sequence[ScaleRow], made: Sequence[Forecast]) -> Iterator[Clai
             decimal(inside.speedup, 2),
             _yes(inside.speedup > 0.8 * inside.workers),
         )
-    mixed = [row for row in rows if row.strategy == "mixed" and row.configuration in across]
-    for row in mixed:
-        theirs = _BY_SERVERS.get((row.nodes, row.servers))
+    mixed = [(row, speedup) for row, speedup in node_speedups(rows) if row.strategy == "mixed"]
+    for row, speedup in mixed:
         yield Claim(
             f"Speedup of {row.configuration} on {row.nodes} nodes (Figure 2b)",
-            decimal(theirs, 2),
-            decimal(across[row.configuration], 2),
-            _yes(across[row.configuration] > 1),
+            decimal(PAPER_SPEEDUP.get((row.nodes, row.servers)), 2),
+            decimal(speedup, 2),
+            _yes(speedup > 1),
         )
     pairs = [
         (few, many)
-        for few in mixed
-        for many in mixed
-        if few.workers == many.workers and few.nodes == many.nodes and few.servers < many.servers
+        for (few, _), (many, _) in itertools.permutations(mixed, 2)
+        if (few.workers, few.nodes) == (many.workers, many.nodes) and few.servers < many.servers
     ]
     for few, many in pairs[:1]:
         gain = many.throughput / few.throughput - 1
+        theirs = PAPER_THROUGHPUT[3][2] / PAPER_THROUGHPUT[2][2] - 1
         yield Claim(
             f"{many.servers} servers instead of {few.servers}: throughput, % (Figure 1)",
-            f"{100 * (PAPER_THROUGHPUT[3][2] / PAPER_THROUGHPUT[2][2] - 1):+.1f}",
+            f"{100 * theirs:+.1f}",
             f"{100 * gain:+.1f}",
             _yes(gain > 0),
         )
-    one = by_text.get("one")
+
+
+def _of_stale_gradients(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
+    one = next((row for row in rows if row.configuration == "one"), None)
     stale = [row for row in rows if (row.staleness_mean or 0) > 0.1]
     for row in stale:
-        groups = row.workers // row.per_node
-        assert row.staleness_mean is not None
+        groups, mean = row.workers // row.per_node, row.staleness_mean or 0
         yield Claim(
             f"Mean staleness of {row.configuration}, N = {groups}, within a tenth",
             f"N - 1 = {groups - 1}",
-            decimal(row.staleness_mean, 2),
-            _yes(abs(row.staleness_mean - (groups - 1)) < 0.1 * (groups - 1)),
+            decimal(mean, 2),
+            _yes(abs(mean - (groups - 1)) < 0.1 * (groups - 1)),
         )
     if one is not None and stale:
         loss = statistics.fmean(row.accuracy_last for row in stale) - one.accuracy_last
@@ -142,22 +145,17 @@ def _claims(rows: Sequence[ScaleRow], made: Sequence[Forecast]) -> Iterator[Clai
             f"{100 * loss:+.1f}",
             _yes(loss < 0),
         )
-    slower = [r for r in mixed if r.speedup_to_target is not None and r.speedup is not None]
-    for row in slower[-1:]:
-        assert row.speedup is not None
+    slower = [
+        (row, row.speedup_to_target, row.speedup)
+        for row, _ in node_speedups(rows)
+        if row.strategy == "mixed" and row.speedup_to_target and row.speedup
+    ]
+    for row, to_loss, speedup in slower[-1:]:
         yield Claim(
             f"{row.configuration}: the speedup to a loss is below that of the throughput (Table 3)",
             "4.73 below 6.52 on 8 nodes; 1.69 above 1.58 on 2",
-            f"{decimal(row.speedup_to_target, 2)} and {decimal(row.speedup, 2)}",
-            _yes((row.speedup_to_target or 0) < row.speedup),
-        )
-    others = [abs(one.error) for one in made if one.row.configuration not in ("one", "async 1+1")]
-    if others:
-        yield Claim(
-            "Forecast of the throughput: median error, %",
-            NOTHING,
-            decimal(100 * statistics.median(others), 1),
-            NOTHING,
+            f"{decimal(to_loss, 2)} and {decimal(speedup, 2)}",
+            _yes((to_loss or 0) < (speedup or 0)),
         )
 
 
@@ -166,35 +164,30 @@ def _yes(holds: bool) -> str:
 
 
 def write_paper_two(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -> None:
-    """Write the page with the paper's tables and figures, ours beside theirs, and the forecast.
-
-    Args:
-        scaling: The runs of ``experiments.papers.paper_two``.
-        rows: Their measures.
-        path: The HTML file.
-    """
+    """Write an HTML page on the runs of ``experiments.papers.paper_two`` beside the paper."""
     made = forecasts(scaling, rows)
     throughput, learning, *others = scale_tables(rows, paper=True)
-    target = rows[0].target_loss
+    lead = (
+        "Campos, Sastre, Yagües, Bellver, Giró-i-Nieto and Torres: Distributed training strategies "
+        "for a computer vision deep learning algorithm on a distributed GPU cluster (ICCS 2017), "
+        "beside ours."
+    )
+    runs = [scaled.run for scaled in scaling.runs]
     write_page(
         path,
-        "results.html.j2",
-        title="Paper 2: distributed training strategies",
-        lead="Campos, Sastre, Yagües, Bellver, Giró-i-Nieto and Torres: Distributed training "
-        "strategies for a computer vision deep learning algorithm on a distributed GPU cluster "
-        "(ICCS 2017). The paper's results beside ours.",
-        parts=[
+        "Paper 2: distributed training strategies",
+        [
+            Line("lead", lead),
             claims_two(rows, made),
-            *drawn(draw_throughput(rows)),
+            draw_throughput(rows),
             throughput,
-            *drawn(draw_speedup(rows, _FIGURE_2B)),
-            *drawn(draw_loss(scaling.runs, target)),
+            draw_speedup(rows),
+            draw_loss(scaling.runs, rows[0].target_loss),
             learning,
             forecast_table(made),
-            *drawn(draw_staleness(rows), draw_phases(rows)),
+            draw_staleness(rows),
             *others,
+            Sentences(scale_caveats(scaling), "What to keep in mind"),
+            *what_was_run([runs], [runs[0].path / RECIPE]),
         ],
-        notes=scale_caveats(scaling),
-        facts=facts([scaled.run for scaled in scaling.runs]),
-        recipes=[(scaling.runs[0].run.path / RECIPE).read_text(encoding="utf-8").strip()],
     )

@@ -1,7 +1,4 @@
-"""Table: a table of text, and how it is shown in a terminal.
-
-The template ``table.html.j2`` shows it in a page.
-"""
+"""Table: a table of text, and how it is shown in a terminal."""
 
 import re
 import textwrap
@@ -27,14 +24,9 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of text, whose first column names the lines.
 
-    Attributes:
-        title: The title.
-        headers: The headers of the columns. The first column contains the names of the lines.
-        lines: The cells of each line.
-        note: The explanation, in sentences; it may be empty.
-        paper: The lines with a paper's results, which have the same columns.
+    The note explains it in sentences. Lines with a paper's results have the same columns.
     """
 
     title: str
@@ -65,19 +57,15 @@ def print_tables(tables: Iterable[Table]) -> Console:
 
 
 def rich_table(table: Table, width: int) -> TerminalTable:
-    """Return a table for a terminal.
+    """Return a table for a terminal of a width.
 
-    Args:
-        table: The table.
-        width: The width of the terminal. In a table that is wider, texts are broken between words,
-            and if this is not enough, the names of the lines also at their hyphens. If even this is
-            too wide, each cell has a line of its own, since parts of numbers would be misread.
+    If it is wider, texts are broken between words, and the names of the lines at their hyphens. If
+    even this is too wide, each cell has a line of its own: parts of numbers would be misread.
     """
-    columns = list(zip(table.headers, *table.lines, *table.paper, strict=True))
+    columns: list[Sequence[str]] = list(zip(table.headers, *table.lines, *table.paper, strict=True))
     if _width(columns) > width:
-        columns = [_narrow(column, r"[ \n]") for column in columns]
-    if _width(columns) > width:
-        columns[0] = _narrow(columns[0], r"[ \n]|(?<=-)", least=_NAME_WIDTH)
+        names = _narrow(columns[0], r"[ \n]|(?<=-)", _NAME_WIDTH)
+        columns = [names, *(_narrow(column, r"[ \n]", 0) for column in columns[1:])]
     rich = TerminalTable(
         title=Text(table.title),
         caption=Text(table.note),
@@ -90,10 +78,10 @@ def rich_table(table: Table, width: int) -> TerminalTable:
     if _width(columns) > width:
         return _one_cell_per_line(table, rich)
     headers, *lines = zip(*columns, strict=True)
-    for number, header in enumerate(headers):
-        rich.add_column(Text(header), justify="right" if number else "left", overflow="fold")
-    for number, line in enumerate(lines):
-        style = "dim" if number >= len(table.lines) else ""
+    for place, header in enumerate(headers):
+        rich.add_column(Text(header), justify="right" if place else "left", overflow="fold")
+    for place, line in enumerate(lines):
+        style = "dim" if place >= len(table.lines) else ""
         rich.add_row(*(Text(cell, style=style) for cell in line))
     return rich
 
@@ -108,6 +96,18 @@ def _one_cell_per_line(table: Table, rich: TerminalTable) -> TerminalTable:
         for header, cell in zip(others, cells, strict=True):
             rich.add_row(Text(f"  {header}"), Text(cell.replace("\n", " ")))
     return rich
+
+
+def _width(columns: Iterable[Sequence[str]]) -> int:
+    """Return the width of a table, in which there is a space around each column."""
+    widths = (max(len(part) for cell in column for part in cell.split("\n")) for column in columns)
+    return sum(width + 1 for width in widths) + 1
+
+
+def _narrow(column: Sequence[str], breaks: str, least: int) -> list[str]:
+    """Break the texts of a column where a pattern allows it, so that it is as wide as one part."""
+    width = max(least, *(len(part) for text in column for part in re.split(breaks, text)))
+    return [textwrap.fill(text, width, break_on_hyphens="-" in breaks) for text in column]
 
 
 def number(value: float | None, form: str, missing: str = NOTHING) -> str:
@@ -133,16 +133,3 @@ def percent(value: float | None, digits: int = 2) -> str:
 def points(difference: Difference | None) -> str:
     """Format a difference of fractions in percentage points, with half its 95 % interval if any."""
     return NOTHING if difference is None else difference.points()
-
-
-def _width(columns: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table, in which there is a space around each column."""
-    widths = (max(len(part) for cell in column for part in cell.split("\n")) for column in columns)
-    return sum(width + 1 for width in widths) + 1
-
-
-def _narrow(column: Sequence[str], breaks: str, least: int = 0) -> tuple[str, ...]:
-    """Break the texts of a column where a pattern allows it, so that it is as wide as one part."""
-    width = max(least, *(len(part) for text in column for part in re.split(breaks, text)))
-    hyphens = "-" in breaks
-    return tuple(textwrap.fill(text, width, break_on_hyphens=hyphens) for text in column)

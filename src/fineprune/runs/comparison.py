@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fineprune.errors import InputError
-from fineprune.runs.files import COMPARISON, read_json, write_json
+from fineprune.runs.files import COMPARISON, read_version, write_json
 
 _VERSION = 2
 
@@ -17,8 +16,7 @@ class Arm:
     Attributes:
         name: The name of the arm.
         changes: What differs from the recipe of the comparison, as ``Recipe.changes_to`` returns
-            it: the pruning section as a whole, and the other settings by section; None for one that
-            the arm leaves unset.
+            it.
         needs: The arm whose run with the same seed must be finished first; None if there is none.
         takes: What the arm takes from that run: the ``numbers`` of samples of each epoch, or the
             ``suspects``, which it leaves out; None if it needs none.
@@ -46,8 +44,7 @@ class Comparison:
     Attributes:
         version: The version of the file's format.
         title: The title.
-        tuned: The number of seeds with which the learning rate of each arm was chosen; 0 if none
-            was.
+        tuned: The number of seeds with which each arm's learning rate was chosen; 0 if none was.
         sha256: The digests with which the comparison began; see ``training.summary.input_digests``.
         arms: The arms, in the order of tables.
         runs: The runs, those that diverged included.
@@ -69,13 +66,7 @@ class Comparison:
 
 def read_comparison(folder: Path) -> Comparison:
     """Read and check ``compare.json`` in a folder."""
-    read = read_json(folder / COMPARISON, Comparison)
-    if read.version != _VERSION:
-        raise InputError(
-            f"expected format {_VERSION} of {folder / COMPARISON}, got {read.version}: read it "
-            f"with the version of fineprune that wrote it"
-        )
-    return read
+    return read_version(folder / COMPARISON, Comparison, _VERSION)
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> None:

@@ -1,8 +1,7 @@
 """Writes, reads and checks the files of a run, so that a crash loses no data.
 
-Every file except the metrics is replaced atomically, so that it is always either the old file or
-the new one. The metrics are appended, one line per epoch, and each line is on disk before any file
-that depends on it is written.
+Every file except the metrics is replaced atomically. The metrics are appended, one line per epoch,
+and each line is on disk before any file that depends on it is written.
 """
 
 import re
@@ -70,6 +69,18 @@ def read_json(path: Path, kind: type[_Record], advice: str = "") -> _Record:
             raise _damaged(str(path), error) from None
 
 
+def read_version(path: Path, kind: type[_Record], version: int, advice: str = "") -> _Record:
+    """Read JSON as a dataclass whose ``version`` must be this one."""
+    content = read_json(path, dict[str, Any], advice)
+    found = content.get("version", version)
+    if found != version:
+        raise InputError(
+            f"expected format {version} of {path}, got {found}: read it with the version of "
+            f"fineprune that wrote it"
+        )
+    return record(content, kind, str(path))
+
+
 def record(content: Any, kind: type[_Record], place: str) -> _Record:
     """Return content that was read from a place as a dataclass or another type, strictly."""
     try:
@@ -86,16 +97,13 @@ def _damaged(place: str, error: msgspec.ValidationError) -> InputError:
 
 def read_array(path: Path, what: str) -> npt.NDArray[Any]:
     """Read an array that NumPy saved, without pickles."""
-    try:
-        array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"expected {what} in {path}, cannot read it: {error}") from error
-    except (ValueError, EOFError) as error:
-        raise InputError(
-            f"expected {what} in {path}, got no whole array of numbers in NumPy's format: the file "
-            f"is damaged"
-        ) from error
-    return array
+    expected = f"expected {what} in {path}, cannot read it"
+    with explaining(expected, OSError):
+        try:
+            array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError):  # NumPy would advise to allow pickles, which run code.
+            raise InputError(f"{expected}: no whole array of numbers in NumPy's format") from None
+        return array
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:

@@ -1,10 +1,9 @@
 """RunFolder: the files that a run writes while it trains.
 
 The folder holds ``recipe.toml`` (complete, as run), ``metrics.jsonl`` (one line per epoch),
-``counts/*.npy`` (the counts of each window), ``history/*.npy`` (the loss of each sample in
-each epoch, the labels and the evidence on them), ``checkpoint.pt`` and, when the run is
-finished, ``summary.json``. Only the process that holds the folder's lock (``runs.lock``) may write
-to it.
+``counts/*.npy`` (the counts of each window), ``history/*`` (see ``runs.history``),
+``checkpoint.pt`` and, when the run is finished, ``summary.json``. Only the process that holds the
+folder's lock (``runs.lock``) may write to it.
 """
 
 import hashlib
@@ -27,9 +26,6 @@ from fineprune.runs.run import check_metrics
 from fineprune.runs.training_set import TRAINING_SET
 from fineprune.writing import write_atomically
 
-# The files of the history that are not of one epoch.
-_OF_THE_RUN = (EVALUATED, EVIDENCE, TRAINING_SET)
-
 
 class RunFolder:
     """The files of one run.
@@ -51,14 +47,14 @@ class RunFolder:
 
     def files(self) -> list[str]:
         """Return the names of the run's files that exist."""
-        files = (self.recipe, self.metrics, self.checkpoint, self.summary)
-        return [path.name for path in (*files, self.counts, self.history) if path.exists()]
+        names = (RECIPE, METRICS, CHECKPOINT, SUMMARY, COUNTS, HISTORY)
+        return [name for name in names if (self.path / name).exists()]
 
     def begin(self, recipe: str) -> None:
         """Start a run: write its recipe, and remove the epochs of a run that has no checkpoint."""
         self._clean(from_epoch=0)
         self.metrics.unlink(missing_ok=True)
-        for name in _OF_THE_RUN:
+        for name in (EVALUATED, EVIDENCE, TRAINING_SET):
             (self.history / name).unlink(missing_ok=True)
         write_atomically(self.recipe, recipe)
 

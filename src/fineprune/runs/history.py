@@ -20,9 +20,10 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, reason_of
-from fineprune.labels.class_shares import KEEP_ALL
+from fineprune.labels.evidence import KEEP_ALL
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.runs.files import HISTORY, epoch_files, read_array
+from fineprune.runs.training_set import TRAINING_SET, TrainingSet, read_training_set
 
 EVALUATED = "evaluated.npy"
 EVIDENCE = "evidence.pt"
@@ -32,12 +33,6 @@ def pack_classes(numbers: npt.NDArray[np.integer], classes: int) -> npt.NDArray[
     """Return class numbers in few bytes each; a negative one becomes the largest value."""
     kind = np.min_scalar_type(classes)
     return np.where(numbers < 0, np.iinfo(kind).max, numbers).astype(kind.newbyteorder("<"))
-
-
-def unpack_classes(packed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Return what ``pack_classes`` was given, with -1 for every negative number."""
-    unknown = np.iinfo(packed.dtype).max
-    return np.where(packed == unknown, -1, packed.astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +74,15 @@ def read_history(
             f"only those of the epochs {', '.join(str(epoch + 1) for epoch in files)}: restore the "
             f"others"
         )
-    losses = (_read(file, num_samples) for file in files.values())
-    kept = [of_epoch if index is None else of_epoch[index] for of_epoch in losses]
+    kept = []
+    for file in files.values():
+        losses: npt.NDArray[np.float16] = read_array(file, "the history of a run")
+        if losses.dtype != np.float16 or losses.shape != (num_samples,):
+            raise InputError(
+                f"expected {num_samples} losses (float16) in {file}, got {losses.dtype} of shape "
+                f"{losses.shape}"
+            )
+        kept.append(losses if index is None else losses[index])
     return History(list(files), np.stack(kept))
 
 
@@ -92,13 +94,17 @@ def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
     file = folder / HISTORY / EVALUATED
     if not file.exists():
         return None
-    classes = read_array(file, "the history of a run")
-    if classes.dtype.kind != "u" or classes.ndim != 2 or len(classes) != 2:
+    packed = read_array(file, "the history of a run")
+    if packed.dtype.kind != "u" or packed.ndim != 2 or len(packed) != 2:
         raise InputError(
-            f"expected labels and predictions in {file}, got {classes.dtype} of shape "
-            f"{classes.shape}"
+            f"expected labels and predictions in {file}, got {packed.dtype} of shape {packed.shape}"
         )
-    return unpack_classes(classes)
+    return np.where(packed == np.iinfo(packed.dtype).max, -1, packed.astype(np.int64))
+
+
+def has_evidence(folder: Path) -> bool:
+    """Return whether a run has kept evidence on its labels."""
+    return (folder / HISTORY / EVIDENCE).exists()
 
 
 def load_tensors(file: Path) -> Any:
@@ -113,18 +119,22 @@ def load_tensors(file: Path) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def has_evidence(folder: Path) -> bool:
-    """Return whether a run has kept evidence on its labels."""
-    return (folder / HISTORY / EVIDENCE).exists()
+def read_evidence(
+    folder: Path, num_samples: int, purpose: str = "to know about its labels"
+) -> tuple[LabelWatch, TrainingSet]:
+    """Read the evidence on the labels of a run, and its training set, which must have these.
 
-
-def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
-    """Read the evidence on the labels of a run; None if the run has kept none.
-
-    The arguments are those of ``read_history``.
+    Args:
+        folder: The folder of the run.
+        num_samples: The number of training samples of the run.
+        purpose: What needs the evidence, for the error message.
     """
     if not has_evidence(folder):
-        return None
+        raise InputError(
+            f"expected a run with {EVIDENCE} {purpose}, got {folder}, which has none: train it "
+            f"with run.history = true (with parameter servers, this works only up to {KEEP_ALL} "
+            f"classes)"
+        )
     file = folder / HISTORY / EVIDENCE
     try:
         state = load_tensors(file)
@@ -135,29 +145,10 @@ def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
             f"expected the evidence on {num_samples} labels in {file}, cannot read it: "
             f"{reason_of(error)}"
         ) from error
-    return watch
-
-
-def needed_evidence(folder: Path, num_samples: int, purpose: str) -> LabelWatch:
-    """Read the evidence on the labels of a run for a purpose that cannot do without it.
-
-    The arguments are those of ``read_history``, and the name of the purpose for the error message.
-    """
-    watch = read_evidence(folder, num_samples)
-    if watch is None:
+    training_set, recorded = read_training_set(folder, num_samples), watch.evidence().labels.numpy()
+    if ((recorded >= 0) & (recorded != training_set.trained_labels)).any():
         raise InputError(
-            f"expected a run with {EVIDENCE} {purpose}, got {folder}, which has none: train it "
-            f"with run.history = true (with parameter servers, this works only up to {KEEP_ALL} "
-            f"classes)"
+            f"expected evidence on the labels in {folder / HISTORY / TRAINING_SET}, got that on "
+            f"others: the files are of different runs"
         )
-    return watch
-
-
-def _read(file: Path, num_samples: int) -> npt.NDArray[np.float16]:
-    losses: npt.NDArray[np.float16] = read_array(file, "the history of a run")
-    if losses.dtype != np.float16 or losses.shape != (num_samples,):
-        raise InputError(
-            f"expected {num_samples} losses (float16) in {file}, got {losses.dtype} of shape "
-            f"{losses.shape}"
-        )
-    return losses
+    return watch, training_set

@@ -28,9 +28,8 @@ _held: dict[Path, tuple[int, int]] = {}
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, which is created if it does not exist.
 
-    The lock ends with the process, even if the process is killed; the lock file stays in the
-    folder. On a file system without locks, the file itself is the lock. If this function created
-    the folder and nothing was written to it, the folder is removed again.
+    The lock ends with the process, even if this is killed; its file stays, and is itself the lock
+    on a file system without locks. A new folder to which nothing was written is removed again.
     """
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     with explaining(f"expected a folder to write to, cannot create {folder}", OSError):
@@ -60,16 +59,10 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def check_locked(folder: Path) -> None:
-    """Raise RunError if a folder is no longer the one of this name that this process has locked.
-
-    It may have been renamed, and another run may have begun under its name. Nothing is checked if
-    this process holds no lock of this name.
-    """
+    """Raise RunError if a folder that this process has locked was renamed or replaced since."""
     held = _held.get(folder)
-    if held is None:
-        return
     with contextlib.suppress(OSError):
-        if _identity(folder / LOCK) == held:
+        if held is None or _identity(folder / LOCK) == held:
             return
     raise RunError(
         f"{folder} was renamed, removed or replaced while this process wrote to it, so it stops: "

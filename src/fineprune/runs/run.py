@@ -2,7 +2,7 @@
 
 import contextlib
 import tomllib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -126,31 +126,26 @@ def read_sections(file: Path) -> dict[str, Any]:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Read finished runs, each once, as ``listed_runs`` lists them."""
-    listed: dict[Path, tuple[Path, str, Path | None]] = {}
-    for path, title, comparison in listed_runs(paths):
-        place = path.resolve()
-        if place not in listed or listed[place][2] is None:  # A comparison says more.
-            listed[place] = path, title, comparison
-    return [read_run(*each) for each in listed.values()]
-
-
-def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]]:
-    """Yield the folder, the title and the comparison of each run, as ``read_run`` takes them.
+    """Read finished runs, each once.
 
     The folder of a comparison or of a scaling experiment stands for all of its runs.
     """
+    found: list[tuple[Path, str, Path | None]] = []
     for path in paths:
-        if (path / SCALING).is_file():
-            for scaled in read_json(path / SCALING, _Scaling)["runs"]:
-                yield path / scaled["path"], path.name, None
-            continue
-        if not (path / COMPARISON).is_file():
-            yield path, "", None
-            continue
-        listed = read_comparison(path)
-        for run in listed.runs:
-            yield path / run.path, listed.title, path
+        if (path / COMPARISON).is_file():
+            listed = read_comparison(path)
+            found += [(path / run.path, listed.title, path) for run in listed.runs]
+        elif (path / SCALING).is_file():
+            scaled = read_json(path / SCALING, _Scaling)["runs"]
+            found += [(path / run["path"], path.name, None) for run in scaled]
+        else:
+            found.append((path, "", None))
+    once: dict[Path, tuple[Path, str, Path | None]] = {}
+    for each in found:
+        place = each[0].resolve()
+        if place not in once or once[place][2] is None:  # A comparison says more.
+            once[place] = each
+    return [read_run(*each) for each in once.values()]
 
 
 def diverged_runs(comparison: Path) -> dict[str, str]:
@@ -189,6 +184,9 @@ def _instead(path: Path, *, listed: bool) -> str:
         return "got a comparison: give one of its runs"
     if (path / SCALING).exists():
         return "got a scaling experiment: give one of its runs"
+    if comparisons := sorted(path.glob(f"*/{COMPARISON}")):
+        named = " ".join(str(file.parent) for file in comparisons)
+        return f"got a folder of {len(comparisons)} comparisons: give {named}"
     if any(path.glob(f"*/{SUMMARY}")):
         return f"got several without {COMPARISON}: restore this file, or give the folders of runs"
     if (path / RECIPE).exists():
@@ -204,32 +202,24 @@ def check_metrics(path: Path, metrics: Iterable[Any]) -> None:
 
 def _check_belonging(run: Run) -> None:
     """Raise InputError unless the recipe, metrics and summary are complete and of the same run."""
-    epochs = [line.get("epoch") for line in run.metrics]
-    num_epochs = run.summary.epochs
-    if epochs != list(range(num_epochs)):
+    summary, epochs = run.summary, [line.get("epoch") for line in run.metrics]
+    if epochs != list(range(summary.epochs)):
         raise InputError(
-            f"expected one line for each of the {num_epochs} epochs in {run.path / METRICS}, got "
-            f"{len(epochs)} lines, of the epochs {epochs}: restore the file, or train again"
+            f"expected one line for each of the {summary.epochs} epochs in {run.path / METRICS}, "
+            f"got {len(epochs)} lines, of the epochs {epochs}: restore the file, or train again"
         )
     check_metrics(run.path, run.metrics)
-    evaluated_on = run.summary.evaluated_on
-    accuracies = [line.get(f"{evaluated_on}_accuracy") for line in run.metrics]
-    from_metrics = {
+    accuracies = [line.get(f"{summary.evaluated_on}_accuracy") for line in run.metrics]
+    found = {
         "samples_trained": sum(line["samples"] for line in run.metrics),
         "steps": sum(line["steps"] for line in run.metrics),
         "accuracy_last": next((a for a in reversed(accuracies) if a is not None), None),
+        "epochs": run.recipe.get("training", {}).get("epochs"),
+        "seed": run.recipe.get("run", {}).get("seed"),
     }
-    for key, value in from_metrics.items():
-        expected = getattr(run.summary, key)
-        if expected != value:
+    for key, value in found.items():
+        if (expected := getattr(summary, key)) != value:
             raise InputError(
-                f"expected {key} = {expected} from the metrics, as in "
+                f"expected {key} = {expected} from {METRICS} and {RECIPE}, as in "
                 f"{run.path / SUMMARY}, got {value}: the files are of different runs"
             )
-    recipe = (run.recipe.get("training", {}).get("epochs"), run.recipe.get("run", {}).get("seed"))
-    if recipe != (num_epochs, run.summary.seed):
-        raise InputError(
-            f"expected a recipe of {num_epochs} epochs with seed {run.summary.seed} in "
-            f"{run.path / RECIPE}, got {recipe[0]} epochs with seed {recipe[1]}: the files are of "
-            f"different runs"
-        )

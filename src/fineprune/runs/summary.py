@@ -2,10 +2,8 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
-from fineprune.errors import InputError
-from fineprune.runs.files import read_json, record, write_json
+from fineprune.runs.files import read_version
 
 _VERSION = 2
 
@@ -15,15 +13,7 @@ LEFT_OUT = "suspects"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The machine that a run trained on.
-
-    Attributes:
-        cpu: The name of the CPU.
-        cores: The number of CPU cores that the run could use.
-        threads: The number of CPU threads of each process.
-        device: The device, as torch names it.
-        gpu: The name of the GPU; None without one.
-    """
+    """The machine: the CPU's name, usable cores, threads per process, torch's device, the GPU."""
 
     cpu: str
     cores: int
@@ -36,16 +26,14 @@ class Hardware:
 class Detection:
     """How well the suspicion of a policy finds the wrong labels, at the end of the training.
 
-    A figure is None if it is not defined; see ``training.suspicion``.
+    A figure is None if it is not defined.
 
     Attributes:
-        wrong: The number of training labels that are wrong.
-        wrong_share: The share of the training labels that are wrong.
+        wrong, wrong_share: The number and the share of the training labels that are wrong.
         roc_area: The probability that a wrong label is more suspicious than a right one.
         average_precision: The mean precision over the wrong labels, in the order of the suspicion.
         suspects: The number of samples that the policy itself calls suspicious.
-        precision: The share of these suspects whose label is wrong.
-        recall: The share of the wrong labels that are among these suspects.
+        precision, recall: The share of these whose label is wrong, and of the wrong labels found.
         r_precision: The precision of as many suspects as there are wrong labels.
     """
 
@@ -66,12 +54,7 @@ class Summary:
     Attributes:
         version: The version of the file's format.
         arm: The name of the run's arm in a comparison; by default that of the policy.
-        policy: The policy that chose the samples.
-        seed: The seed of the run.
-        epochs: The number of epochs.
-        network: The name of the network.
-        dataset: The name of the dataset.
-        parameters: The number of parameters of the network.
+        policy, seed, epochs, network, dataset, parameters: What was trained, and for how long.
         train_samples: The number of training samples, N.
         samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
         samples_full: The number of sample-steps that training on all data takes.
@@ -81,23 +64,16 @@ class Summary:
         seconds_train: The wall-clock time of the training, with bookkeeping, without evaluation.
         seconds_bookkeeping: The part of it that was spent on losses, counts and plans.
         seconds_evaluate: The wall-clock time of the evaluations.
-        accuracy_last: The accuracy after the last epoch.
+        accuracy_last, top5_last: The accuracies after the last epoch; None with too few classes.
         accuracy_best3: The mean of the three best accuracies, which the paper reports.
-        top5_last: The top-5 accuracy after the last epoch; None with too few classes.
         evaluated_on: The set that the accuracies are measured on, ``test`` or ``validation``.
-        hardware: The machine.
-        versions: The versions of fineprune, torch, numpy and Python.
-        precision: The precision, ``float32`` or ``bfloat16``.
-        ranks: The number of processes that computed gradients.
-        git: The git revision of the working directory; None outside a repository.
-        weights_sha256: The digest of the file with the pretrained weights; None without one.
-        labels_sha256: The digest of training labels that come from a file or a folder of the user;
-            None if they are those of a built-in dataset, or of a function of the user.
-        data_sha256: The digest of the training and evaluation data: of the images and labels of
-            built-in data, of the names and labels of image files, and of the labels and some
-            samples that a function of the user returns. What ``data.without`` leaves out is in it.
-        left_out_sha256: The digest of the samples that ``data.without`` leaves; None without it.
-        code_sha256: The digest of the user's own code that the recipe names; None without such.
+        hardware, precision, ranks: The machine, ``float32`` or ``bfloat16``, and the number of
+            processes that computed gradients.
+        versions, git: The versions of fineprune, torch, numpy and Python, and the git revision of
+            the working directory, None outside a repository.
+        data_sha256, labels_sha256, weights_sha256, left_out_sha256, code_sha256: The digests of
+            what the run read: the data; labels from a file or a folder; pretrained weights; what
+            ``data.without`` leaves; and the user's own code. None for what it did not read.
         suspicion: How well the policy found the wrong labels; None if these are not known.
     """
 
@@ -154,16 +130,4 @@ def shortened(digest: str | None) -> str | None:
 def read_summary(path: Path) -> Summary:
     """Read and check the summary of a run."""
     advice = ": remove the file and continue the run, which writes it again"
-    values = read_json(path, dict[str, Any], advice)
-    version = values.get("version", _VERSION)
-    if version != _VERSION:
-        raise InputError(
-            f"expected format {_VERSION} of {path}, got {version}: read it with the version of "
-            f"fineprune that wrote it"
-        )
-    return record(values, Summary, str(path))
-
-
-def write_summary(path: Path, summary: Summary) -> None:
-    """Write a summary, and replace a file at ``path`` atomically."""
-    write_json(path, summary)
+    return read_version(path, Summary, _VERSION, advice)

@@ -46,20 +46,6 @@ class TrainingSet:
         """The label of each sample that the run trained; int64, shape (N,)."""
         return self.labels[self.index]
 
-    def check_recorded(self, labels: npt.NDArray[np.int64], folder: Path) -> None:
-        """Raise InputError unless the evidence of a run has these samples' labels.
-
-        Args:
-            labels: The labels in the evidence; int64, shape (N,). -1 if a sample has none.
-            folder: The folder of the run.
-        """
-        own = self.trained_labels
-        if (np.where(labels < 0, own, labels) != own).any():
-            raise InputError(
-                f"expected evidence on the labels in {folder / HISTORY / TRAINING_SET}, got that "
-                f"on others: the files are of different runs"
-            )
-
     def name(self, label: int) -> str:
         """Return the name of a class, or its number if the classes have no names."""
         return self.classes[label] if label < len(self.classes) else str(label)
@@ -71,13 +57,16 @@ class TrainingSet:
 
 def write_training_set(file: Path, training_set: TrainingSet) -> None:
     """Write a training set, and replace a file at this path atomically."""
+    names = {"classes": training_set.classes, "keys": training_set.keys}
     arrays: dict[str, npt.NDArray[Any]] = {
         "index": training_set.index,
         "labels": training_set.labels,
-        "classes": _packed(training_set.classes),
+        **{
+            name: np.frombuffer(json.dumps(of).encode(), np.uint8)
+            for name, of in names.items()
+            if of is not None
+        },
     }
-    if training_set.keys is not None:
-        arrays["keys"] = _packed(training_set.keys)
     with replacing(file) as opened:
         np.savez_compressed(opened, **arrays)  # type: ignore[arg-type]
 
@@ -92,21 +81,13 @@ def read_training_set(folder: Path, num_samples: int) -> TrainingSet:
         )
     expected = f"expected {num_samples} trained samples in {file}, cannot read it"
     # For a damaged archive, NumPy raises many types of exceptions.
-    with explaining(expected, Exception):
-        with np.load(file, allow_pickle=False) as arrays:
-            keys = _unpacked(arrays["keys"]) if "keys" in arrays else None
-            read = TrainingSet(
-                arrays["index"], arrays["labels"], _unpacked(arrays["classes"]), keys
-            )
-        sizes = read.index.shape, len(read.labels) if keys is None else len(keys)
-        if sizes != ((num_samples,), len(read.labels)):
+    with explaining(expected, Exception), np.load(file, allow_pickle=False) as arrays:
+        names = {
+            name: tuple(json.loads(arrays[name].tobytes()))
+            for name in ("classes", "keys")
+            if name in arrays
+        }
+        read = TrainingSet(arrays["index"], arrays["labels"], **names)
+        if read.index.shape != (num_samples,) or len(read.keys or read.labels) != len(read.labels):
             raise ValueError(f"it has {len(read.index)} samples")
-    return read
-
-
-def _packed(names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(names).encode(), np.uint8)
-
-
-def _unpacked(names: npt.NDArray[np.uint8]) -> tuple[str, ...]:
-    return tuple(json.loads(names.tobytes()))
+        return read

@@ -35,7 +35,7 @@ def write_evidence(
         labels = np.full_like(labels, UNKNOWN)
     if watch is not None:
         # What was recorded is what was trained, whatever the data set says.
-        seen = watch.labels().numpy()
+        seen = watch.evidence().labels.long().cpu().numpy()
         labels = np.where(seen >= 0, seen, labels)
     if not (labels == UNKNOWN).any():
         whole = training_set.labels.copy()

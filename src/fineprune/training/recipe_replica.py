@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fineprune.labels.class_shares import KEEP_ALL
+from fineprune.labels.evidence import KEEP_ALL
 from fineprune.training.data import load_data
 from fineprune.training.network import precision, recipe_network, training_losses
 from fineprune.training.own_code import check_code

@@ -23,10 +23,10 @@ from fineprune.errors import InputError, Stopped, TrainingDiverged, check_instal
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.pruner import Pruner
-from fineprune.runs.files import append_metrics, epoch_file, write_array
+from fineprune.runs.files import append_metrics, epoch_file, write_array, write_json
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import check_locked, only_writer
-from fineprune.runs.summary import Summary, write_summary
+from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import (
     checkpoint_of,
     finished_summary,
@@ -281,7 +281,7 @@ class Trainer:
     def finish(self) -> Summary:
         """Write and return the summary of the run, whose epochs are all trained."""
         result = summary(self)
-        write_summary(self.files.summary, result)
+        write_json(self.files.summary, result)
         return result
 
     def _end_epoch(self, epoch: int, totals: EpochTotals) -> dict[str, Any]:

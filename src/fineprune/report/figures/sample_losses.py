@@ -5,15 +5,16 @@ import numpy.typing as npt
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
-from fineprune.report.figures.drawing import Drawing, svg_text
-from fineprune.report.figures.style import new_figure, whole_ticks
+from fineprune.report.figures import style
+from fineprune.report.figures.style import Drawing, our_style
 from fineprune.runs.history import History, read_history
 from fineprune.runs.run import Run
 
-# So many samples are compared, evenly spread over the training set, and so many of them drawn.
-_COMPARED, _MOST_SAMPLES = 64, 4
-_SAMPLE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
-_SAMPLE_MARKERS = "os^D"
+# So many samples are compared, evenly spread over the training set.
+_COMPARED = 64
+
+# Of the samples that are drawn.
+_COLOURS, _MARKERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7"), "os^D"
 
 
 def draw_sample_losses(group: Group) -> Drawing | None:
@@ -23,8 +24,7 @@ def draw_sample_losses(group: Group) -> Drawing | None:
     two runs. The result is None if no arm has two runs with a whole history.
     """
     number = group.first.train_samples
-    spread = np.linspace(0, number - 1, min(number, _COMPARED))
-    compared = spread.round().astype(np.int64)
+    compared = np.linspace(0, number - 1, min(number, _COMPARED)).round().astype(np.int64)
     for arm in group.arms:
         runs = group.of(arm)[:2]
         try:
@@ -33,57 +33,52 @@ def draw_sample_losses(group: Group) -> Drawing | None:
             continue
         kept = [history for history in histories if history is not None]
         if len(kept) == 2:
-            return _drawn(group.label, runs, kept, compared)
+            return _drawn(runs, kept, compared)
     return None
 
 
-def _drawn(
-    label: str, runs: list[Run], histories: list[History], compared: npt.NDArray[np.int64]
-) -> Drawing:
+@our_style()
+def _drawn(runs: list[Run], histories: list[History], compared: npt.NDArray[np.int64]) -> Drawing:
     """Draw some of the compared samples, shape (n,), whose histories these are."""
     last = [_last(history.losses.astype(np.float64)) for history in histories]
     by_difference = np.argsort(-np.abs(last[0] - last[1]), kind="stable")  # NaN comes last.
-    chosen = np.sort(by_difference[:_MOST_SAMPLES])
-    with new_figure(3.2) as figure:
-        panels = figure.subplots(1, 2, sharey=True, sharex=True)
-        for axes, run, history in zip(panels, runs, histories, strict=True):
-            epochs, losses = np.array(history.epochs), history.losses.astype(np.float64)
-            for column, colour, marker in zip(
-                chosen, _SAMPLE_COLOURS, _SAMPLE_MARKERS, strict=False
-            ):
-                trained = np.isfinite(losses[:, column])
-                axes.plot(
-                    epochs[trained] + 1,
-                    losses[trained, column],
-                    color=colour,
-                    marker=marker,
-                    markersize=3.5,
-                    markevery=max(1, int(trained.sum()) // 8),
-                    label=f"sample {compared[column]}",
-                )
-            axes.set_title(f"run with seed {run.summary.seed}")
-            axes.set_xlabel("epoch")
-            axes.xaxis.set_major_locator(whole_ticks(6))
-        panels[0].set_ylabel("loss of the sample, nats")
-        panels[0].set_ylim(bottom=0)
-        panels[0].set_xlim(0, 1.02 * runs[0].summary.epochs)
-        legend = panels[0].get_legend_handles_labels()
-        figure.legend(*legend, loc="outside upper center", ncols=_MOST_SAMPLES)
-        svg = svg_text(figure, f"Losses of the same samples in two runs of {label}")
+    chosen = np.sort(by_difference[: len(_COLOURS)])
+    figure = style.new_figure(3.2)
+    panels = figure.subplots(1, 2, sharey=True, sharex=True)
+    for axes, run, history in zip(panels, runs, histories, strict=True):
+        epochs, losses = np.array(history.epochs), history.losses.astype(np.float64)
+        for column, colour, marker in zip(chosen, _COLOURS, _MARKERS, strict=False):
+            trained = np.isfinite(losses[:, column])
+            axes.plot(
+                epochs[trained] + 1,
+                losses[trained, column],
+                color=colour,
+                marker=marker,
+                markersize=3.5,
+                markevery=max(1, int(trained.sum()) // 8),
+                label=f"sample {compared[column]}",
+            )
+        axes.set_title(f"run with seed {run.summary.seed}")
+        axes.set_xlabel("epoch")
+        axes.xaxis.set_major_locator(style.whole_ticks(6))
+    panels[0].set_ylabel("loss of the sample, nats")
+    panels[0].set_ylim(bottom=0)
+    panels[0].set_xlim(0, 1.02 * runs[0].summary.epochs)
+    legend = panels[0].get_legend_handles_labels()
+    figure.legend(*legend, loc="outside upper center", ncols=len(_COLOURS))
     caption = (
-        f"Cross-entropy of the same training samples, augmented as they were trained, in two runs "
-        f"of {runs[0].summary.arm} that differ only in their seed. The samples are not a random "
-        f"selection: of {len(compared)} samples, evenly spread over the training set, these "
-        f"{len(chosen)} have the last losses that differ most between the two runs."
+        f"Cross-entropy of the same training samples, as they were trained, in two runs of "
+        f"{runs[0].summary.arm} that differ only in their seed. They are not chosen at random: of "
+        f"{len(compared)} samples, evenly spread over the training set, these {len(chosen)} have "
+        f"the last losses that differ most between the two runs."
     )
-    return Drawing("The same samples in two runs (the paper's Figure 2)", svg, caption)
+    return style.drawing(figure, "The same samples in two runs (the paper's Figure 2)", caption)
 
 
 def _last(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the last finite loss of each sample, float64, shape (n,); NaN if there is none.
+    """Return the last finite loss of each sample, shape (n,), of losses of shape (epochs, n).
 
-    Args:
-        losses: The losses in each epoch; float64, shape (epochs, n).
+    NaN if there is none.
     """
     backwards = np.isfinite(losses[::-1])
     last = losses[::-1][backwards.argmax(0), np.arange(losses.shape[1])]

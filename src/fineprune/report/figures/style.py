@@ -1,17 +1,24 @@
-"""The style of our figures: their width, the arms' colours and line styles, settings and ticks.
+"""Drawing: a figure of a page, and the style of all figures.
 
-An arm has the same colour in all figures, and a line style of its own for print without colours.
-The user's matplotlib settings are neither used nor changed.
+They are drawn with matplotlib's objects, without pyplot; the user's settings are neither used nor
+changed. The same runs give the same bytes, and text is written as text, not as paths. An arm has
+the same colour in all figures, and a line style of its own for print without colours.
 """
 
 import contextlib
+import hashlib
+import html
+import io
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -64,44 +71,73 @@ _STYLE: Any = {  # Newer versions of matplotlib have a type for each key.
 }
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of a page: one ``<svg>`` element, which can also be a file, and its explanation."""
+
+    title: str
+    svg: str
+    caption: str
+
+
 @contextlib.contextmanager
 def our_style() -> Iterator[None]:
-    """Use our style inside the block, regardless of the user's settings, and restore these."""
+    """Use our style in the decorated function, and restore the user's settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         yield
 
 
-@contextlib.contextmanager
-def new_figure(height: float) -> Iterator[Figure]:
-    """Yield a figure of our width, and of a height in inches, to draw in our style."""
-    with our_style():
-        yield Figure((WIDTH, height), layout="constrained")
+def new_figure(height: float) -> Figure:
+    """Return a figure of our width, and of a height in inches."""
+    return Figure((WIDTH, height), layout="constrained")
 
 
-@contextlib.contextmanager
 def new_panels(
-    number: int, columns: int, rest: float, row: float, label: str
-) -> Iterator[tuple[Figure, list[Axes]]]:
-    """Yield a figure and the panels in its rows, which share their axes and the label below.
+    number: int, columns: int, rest: float, row: float, below: str, beside: str
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure and the panels in its rows, which share their axes and two labels.
 
     The height of a row, and of the rest of the figure, is in inches.
     """
     rows = math.ceil(number / columns)
-    with new_figure(rest + row * rows) as figure:
-        panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-        for unused in panels[number:]:
-            unused.set_visible(False)
-        figure.supxlabel(label, fontsize=9)
-        yield figure, panels[:number]
+    figure = new_figure(rest + row * rows)
+    panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+    for unused in panels[number:]:
+        unused.set_visible(False)
+    figure.supxlabel(below, fontsize=9)
+    figure.supylabel(beside, fontsize=9)
+    return figure, panels[:number]
+
+
+def drawing(figure: Figure, title: str, caption: str) -> Drawing:
+    """Return a figure as one ``<svg>`` element, with ids that no other figure of a page has.
+
+    Ink has the colour of the text around the figure, so that a page can be light or dark.
+    """
+    buffer = io.StringIO()
+    # Without the date and the version of matplotlib, the same figure gives the same bytes.
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    FigureCanvasSVG(figure)
+    figure.savefig(buffer, format="svg", metadata=no_metadata)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].strip() + "\n"
+    text = text.replace(INK, "currentColor")
+    prefix = "f" + hashlib.sha256((title + text).encode()).hexdigest()[:8]
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
+
+    def renamed(match: re.Match[str]) -> str:
+        return f' id="{prefix}-{match[1]}"' if match[1] in used else ""
+
+    text = re.sub(r' id="([^"]+)"', renamed, text)
+    text = re.sub(r'((?:url\(|href=")#)', rf"\g<1>{prefix}-", text)
+    svg = text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)
+    return Drawing(title, svg, caption)
 
 
 def line_of(arm: str) -> dict[str, Any]:
-    """Return the colour and the style of the line of an arm, for matplotlib.
-
-    The colour of an unknown arm depends on its name only.
-    """
+    """Return the colour and the style of the line of an arm, which depend on its name only."""
     # A checksum of the name gives the same colour in every report, a position would not.
     other = _OTHER_COLOURS[zlib.crc32(arm.encode()) % len(_OTHER_COLOURS)]
     colour, style = _ARMS.get(arm, (other, "-"))

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fineprune.experiments.scale_table import ScaleRow, Scaling
-from fineprune.report.facts import distinct, facts, machine, unsteady
-from fineprune.report.figures.drawing import drawn
-from fineprune.report.page_template import write_page
+from fineprune.report.facts import distinct, machine, unsteady, what_was_run
+from fineprune.report.page import Line, Sentences, write_page
 from fineprune.report.scaling.figures import (
     draw_loss,
-    draw_phases,
     draw_speedup,
     draw_staleness,
     draw_throughput,
@@ -21,22 +19,20 @@ from fineprune.runs.files import RECIPE
 def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -> None:
     """Write a report on a scaling experiment as one self-contained HTML file."""
     runs = [scaled.run for scaled in scaling.runs]
-    drawings = drawn(
-        draw_throughput(rows),
-        draw_speedup(rows),
-        draw_loss(scaling.runs, rows[0].target_loss),
-        draw_staleness(rows),
-        draw_phases(rows),
-    )
+    lead = "Strategies of distributed training, with the results of Campos et al. (ICCS 2017)."
     write_page(
         path,
-        "results.html.j2",
-        title=f"{scaling.title}: workers and servers",
-        lead="Strategies of distributed training, with the results of Campos et al. (ICCS 2017).",
-        parts=[*scale_tables(rows, paper=True), *drawings],
-        notes=scale_caveats(scaling),
-        facts=facts(runs),
-        recipes=[(runs[0].path / RECIPE).read_text(encoding="utf-8").strip()],
+        f"{scaling.title}: workers and servers",
+        [
+            Line("lead", lead),
+            *scale_tables(rows, paper=True),
+            draw_throughput(rows),
+            draw_speedup(rows),
+            draw_loss(scaling.runs, rows[0].target_loss),
+            draw_staleness(rows),
+            Sentences(scale_caveats(scaling), "What to keep in mind"),
+            *what_was_run([runs], [runs[0].path / RECIPE]),
+        ],
     )
 
 
@@ -50,10 +46,29 @@ def scale_caveats(scaling: Scaling) -> list[str]:
         + (scaled.configuration.servers + 1 if scaled.configuration.servers else 0)
         for scaled in scaling.runs
     )
-    kind = runs[0].summary.evaluated_on
-    caveats = [
-        f"Accuracies are measured on the {kind} set after the last epoch. With one seed, "
-        f"differences below one percentage point may be due to chance.",
+    machines = distinct(machine(run.summary) for run in runs)
+    policies = distinct(policy for run in runs if (policy := run.summary.policy) != "full")
+    caveats = []
+    if len(machines) > 1:
+        caveats.append(
+            f"The configurations used different hardware or threads ({'; '.join(machines)}), so "
+            f"speedups are not those of the configurations alone."
+        )
+    if policies:
+        caveats.append(
+            f"The runs skip samples ({', '.join(policies)}), which those of the paper do not: set "
+            f"pruning.policy=full to compare with it."
+        )
+    if hardware.gpu is None and busy > hardware.cores:
+        caveats.append(
+            f"If all processes ran on one machine, up to {busy} threads of workers, servers and "
+            f"the driver shared {hardware.cores} cores. Speedups are then lower than on separate "
+            f"machines."
+        )
+    return [
+        *caveats,
+        f"Accuracies are measured on the {runs[0].summary.evaluated_on} set after the last epoch. "
+        f"With one seed, differences below one percentage point may be due to chance.",
         "An update uses the same number of samples in every configuration. Workers whose gradients "
         "are averaged therefore have smaller batches."
         if scaling.same_update
@@ -66,24 +81,3 @@ def scale_caveats(scaling: Scaling) -> list[str]:
         "The paper's results are for ResNet-50 on nodes with four K80 GPUs, connected by "
         "InfiniBand with 56 Gbit/s. They cannot be compared directly with ours.",
     ]
-    if hardware.gpu is None and busy > hardware.cores:
-        caveats.insert(
-            0,
-            f"If all processes ran on one machine, up to {busy} threads of workers, servers and "
-            f"the driver shared {hardware.cores} cores. Speedups are then lower than on "
-            f"separate machines.",
-        )
-    if policies := distinct(policy for run in runs if (policy := run.summary.policy) != "full"):
-        caveats.insert(
-            0,
-            f"The runs skip samples ({', '.join(policies)}), which those of the paper do not: set "
-            f"pruning.policy=full to compare with it.",
-        )
-    machines = distinct(machine(run.summary) for run in runs)
-    if len(machines) > 1:
-        caveats.insert(
-            0,
-            f"The configurations used different hardware or threads ({'; '.join(machines)}), so "
-            f"speedups are not those of the configurations alone.",
-        )
-    return caveats

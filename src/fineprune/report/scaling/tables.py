@@ -20,6 +20,9 @@ PAPER_THROUGHPUT = (
     ("8 workers + 7 PS, shared", 8, 809.10, 6.52, 0.82),
 )
 
+# The speedups by nodes and shared servers. Figure 2b has those with the most servers.
+PAPER_SPEEDUP = {(1, 0): 1.0, (2, 1): 1.58, (4, 1): 2.35, (4, 3): 3.09, (8, 7): 6.52}
+
 # Workers, test accuracy, hours, speedup to the same loss.
 PAPER_LEARNING = (
     ("1 worker", 0.228, 106.43, 1.00),
@@ -27,6 +30,15 @@ PAPER_LEARNING = (
     ("4 workers", 0.202, 37.99, 2.80),
     ("8 workers", 0.217, 22.50, 4.73),
 )
+
+
+def node_speedups(rows: Sequence[ScaleRow]) -> list[tuple[ScaleRow, float]]:
+    """Return the speedup of each row over one node with as many accelerators, where one is known.
+
+    As in [D] section 7.2, the throughput of N nodes is divided by that of one of them.
+    """
+    alone = {row.per_node: row.throughput for row in reversed(rows) if row.nodes == 1}
+    return [(row, row.throughput / alone[row.per_node]) for row in rows if row.per_node in alone]
 
 
 def scale_tables(rows: Sequence[ScaleRow], *, paper: bool = False) -> list[Table]:
@@ -114,10 +126,7 @@ def _phases(rows: Sequence[ScaleRow]) -> Table:
     return Table(
         "Time per gradient in each phase, ms",
         ("configuration", *phases),
-        [
-            (row.configuration, *(f"{1e3 * row.phases.get(phase, 0.0):.2f}" for phase in phases))
-            for row in rows
-        ],
+        [(row.configuration, *_milliseconds(row.phases, phases)) for row in rows],
         f"Sums over all processes, per applied gradient. The phases {', '.join(SERVER_PHASES)} are "
         f"those of the servers; they take place during the workers' phases pull and wait.",
     )
@@ -132,11 +141,9 @@ def _each(rows: Sequence[ScaleRow]) -> Table:
         ("configuration", "worker", "samples, %", "staleness", *phases),
         [
             (
-                row.configuration,
-                str(rank),
-                percent(worker.share, 1),
+                *(row.configuration, str(rank), percent(worker.share, 1)),
                 number(worker.staleness_mean, ".2f"),
-                *(f"{1e3 * worker.phases.get(phase, 0.0):.2f}" for phase in phases),
+                *_milliseconds(worker.phases, phases),
             )
             for row in rows
             for rank, worker in enumerate(row.each)
@@ -144,6 +151,10 @@ def _each(rows: Sequence[ScaleRow]) -> Table:
         "A slow worker computes longer than the others, trains fewer samples of asynchronous runs, "
         "and its gradients are staler.",
     )
+
+
+def _milliseconds(seconds: dict[str, float], phases: Sequence[str]) -> list[str]:
+    return [f"{1e3 * seconds.get(phase, 0.0):.2f}" for phase in phases]
 
 
 def _accuracy(row: ScaleRow) -> str:

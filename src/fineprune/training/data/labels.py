@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.datasets.label_noise import class_map, mapped_noise, symmetric_noise
 from fineprune.errors import InputError
-from fineprune.runs.history import needed_evidence
+from fineprune.runs.history import read_evidence
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import UNKNOWN, TrainingSet, read_training_set
 from fineprune.training.settings import DataSettings
@@ -118,8 +118,7 @@ def without_suspects(folder: Path, training_set: TrainingSet, fingerprint: str) 
             f"{summary.train_samples} samples or their labels differ from these {number}: give a "
             f"run with the same data section"
         )
-    watch = needed_evidence(folder, number, "for data.without")
-    theirs.check_recorded(watch.labels().numpy(), folder)
+    watch, _ = read_evidence(folder, number, "for data.without")
     kept = np.array(watch.without_suspects())
     if len(kept) == number:
         raise InputError(
