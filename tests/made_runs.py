@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from fineprune.experiments.arm_table import Row, group_rows, grouped
+from fineprune.experiments.configurations import configuration
 from fineprune.experiments.controls import make_arms
+from fineprune.experiments.scale_table import Scaled
 from fineprune.pruning.policies.policy import Training
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.comparison import Comparison, ListedRun, write_comparison
@@ -20,10 +22,10 @@ from fineprune.training.learning_rate import rate_at
 from fineprune.training.recipe import Recipe, make_recipe
 from fineprune.writing import write_atomically
 
-ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
+ARMS = ("full", "fine-pruning", "random", "shorter")
 
 # The difference between the final accuracies of each arm and of the full arm.
-_SHIFTS = {"full": 0.0, "fine-pruning": -0.002, "random": -0.006, "fewer-epochs": -0.004}
+_SHIFTS = {"full": 0.0, "fine-pruning": -0.002, "random": -0.006, "shorter": -0.004}
 
 
 def made_recipe(
@@ -75,7 +77,7 @@ def make_compare(
     made = make_arms(recipe, arms, _train_size(recipe))
     for seed in seeds:
         for arm in made:
-            changed = recipe if arm.takes == "numbers" else recipe.changed(arm.changes)
+            changed = recipe if arm.name == "matched" else recipe.changed(arm.changes)
             seeded = changed.replaced("run", seed=seed)
             make_run(
                 folder / f"{arm.name}-{seed}", seeded, arm.name, counts=counts, history=history
@@ -218,6 +220,42 @@ _INVENTED = Summary(
     code_sha256=None,
     suspicion=None,
 )
+
+
+def made_scaled(
+    text: str,
+    seconds: Sequence[float],
+    losses: Sequence[float],
+    *,
+    samples: int = 100,
+    batch_size: int = 10,
+    pruned: Sequence[int] = (),
+    distributed: dict[str, Any] | None = None,
+    folder: Path = Path("nowhere"),
+    **summary: Any,
+) -> Scaled:
+    """Return a run of a scaling experiment, with these seconds and losses of its epochs."""
+    chosen = configuration(text)
+    more = {} if distributed is None else {"distributed": {"dropped": 0, **distributed}}
+    metrics = [
+        {
+            "epoch": epoch,
+            "seconds": duration,
+            "train_loss": loss,
+            "pruned": epoch in pruned,
+            "samples": samples,
+            "steps": samples // batch_size,
+            "nonfinite": 0,
+            **more,
+        }
+        for epoch, (duration, loss) in enumerate(zip(seconds, losses, strict=True))
+    ]
+    recipe = {
+        "training": {"batch_size": batch_size},
+        "distributed": {"group": chosen.distributed.group},
+    }
+    made = made_summary(seconds_train=sum(seconds), **summary)
+    return Scaled(chosen, Run(folder, made, metrics, recipe))
 
 
 def _train_size(recipe: Recipe) -> int:

@@ -235,8 +235,7 @@ def test_suspicious_samples_are_skipped_from_the_sixth_epoch_on_and_a_tenth_of_t
     assert [len(WRONG & part) for part in kept[5:10]] == [20] * 5
     assert all(len(WRONG & part) <= 20 for part in kept[10:])
     assert len(set.union(*(WRONG & part for part in kept[5:]))) > 60  # Others each time.
-    assert pruner.policy.num_suspects() == 200
-    assert set(pruner.policy.suspicion().topk(200).indices.tolist()) == WRONG
+    assert set((pruner.watch.ranking().scores > 0).nonzero().flatten().tolist()) == WRONG
 
 
 @pytest.mark.parametrize(
@@ -257,7 +256,8 @@ def test_the_threshold_and_the_first_epoch_decide(settings, skipped_in):
 def test_a_sample_that_no_longer_looks_wrong_is_trained_again():
     pruner = fp.Pruner(1000, fp.Adaptive(40, 0.3, [1] * 40, returning=1.0), batch_size=10)
     watched(pruner, lambda epoch, index: (index % 5 == 0) & (epoch < 6))
-    assert pruner.policy.num_suspects() == 0
+    assert pruner.plan.number == 700
+    assert pruner.watch.ranking().num_suspects == 0
 
 
 def test_a_shortened_epoch_has_no_larger_share_of_the_returning_samples():
@@ -289,8 +289,6 @@ def test_without_logits_it_says_once_that_no_label_is_looked_at():
     with pytest.warns(RuntimeWarning, match="Adaptive has seen no logits") as said:
         trained(pruner, first_high_then_low)
     assert len(said) == 1
-    assert pruner.policy.num_suspects() is None
-    assert pruner.policy.suspicion() is None
 
 
 class Targets(Dataset[int]):

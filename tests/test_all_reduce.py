@@ -24,10 +24,8 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import fineprune as fp
-from fineprune.datasets.synthetic import make_synthetic
 from fineprune.distributed.all_reduce import RankGroup, joined
 from fineprune.errors import InputError, RunError
-from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.recipe import make_recipe
@@ -158,55 +156,6 @@ def test_torchrun_trains_a_recipe_like_one_process(two_ranks, tmp_path):
     found, known = summary["suspicion"], vars(alone.suspicion)
     assert found["wrong"] == known["wrong"] == 51
     assert found["roc_area"] == pytest.approx(known["roc_area"], abs=0.02)
-
-
-@pytest.mark.long
-def test_two_ranks_fine_tune_a_resnet50_like_one_process(torchrun, tmp_path):
-    """All normalisations are frozen, because each rank would normalise by its own batches."""
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        pretrained = build_network("imagenet-resnet50", 7, 3)
-        for module in pretrained.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.momentum = None  # One batch determines the statistics.
-        images = make_synthetic(32, size=64, classes=10)[0].images.float()
-        pretrained((images - images.mean()) / images.std())
-    before = pretrained.state_dict()
-    torch.save(before, tmp_path / "weights.pth")
-    norms = [f"layer4.2.bn{number}" for number in (1, 2, 3)]
-    frozen = ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4.0", "layer4.1", *norms]
-    changes = (
-        "data.name=synthetic",
-        "data.image_size=64",
-        "data.train_size=32",
-        "network.name=imagenet-resnet50",
-        f"network.weights={tmp_path / 'weights.pth'}",
-        f"network.freeze={json.dumps(frozen)}",
-        "training.epochs=1",
-        "training.milestones=[]",
-        "training.lr=0.002",
-        "training.lr_scale={fc = 5.0}",
-        "training.ema=0.5",
-        "pruning.policy=full",
-    )
-    done = torchrun(tmp_path / "two", 2, *changes, "training.batch_size=8")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("weights.pth has 7 classes, the network has 10") == 1
-    train(make_recipe(RECIPE, [*changes, "training.batch_size=16"]), tmp_path / "one")
-    one, two = (read_metrics(tmp_path / n / "metrics.jsonl")[-1] for n in ("one", "two"))
-    assert one["steps"] == two["steps"] == 2
-    for key in ("train_loss", "test_loss"):
-        assert two[key] == pytest.approx(one[key], rel=1e-4)
-    first, second = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("one", "two"))
-    for name, value in before.items():
-        if not name.startswith(("fc.", "layer4.2.conv")):
-            assert torch.equal(first["model"][name], value)
-            assert torch.equal(second["model"][name], value)
-        elif name.startswith("layer4"):
-            for part in (lambda saved: saved["model"], lambda saved: saved["average"]["network"]):
-                moved, other = (part(saved)[name] - value for saved in (first, second))
-                assert moved.norm() > 0
-                assert (other - moved).norm() < 0.01 * moved.norm()
 
 
 def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(

@@ -12,7 +12,6 @@ from fineprune.experiments.arm_table import (
     grouped,
     paired_difference,
     paired_runs,
-    saved_in_epochs,
 )
 from fineprune.runs.run import Run, read_runs
 
@@ -39,17 +38,7 @@ def make_run(arm, seed, accuracy, *, seconds=100.0, samples=1000, title="title",
 
 
 def pruned(seed, accuracy, **values):
-    run = make_run("fine-pruning", seed, accuracy, samples=880, pruned_epochs=4, **values)
-    run.metrics.extend(lines_of([100] * 6 + [70] * 4))
-    return run
-
-
-def lines_of(kept, seconds_per_sample=0.1):
-    """The lines of epochs with so many of 100 samples."""
-    return [
-        {"samples": samples, "pruned": samples < 100, "seconds": seconds_per_sample * samples}
-        for samples in kept
-    ]
+    return make_run("fine-pruning", seed, accuracy, samples=880, pruned_epochs=4, **values)
 
 
 def small_comparison():
@@ -73,8 +62,6 @@ def test_a_row_equals_the_numbers_computed_by_hand():
     assert row.time_saved.mean == pytest.approx(0.10)
     # With steps of 1, 4 and 2 s, the 88 steps and 2 s of overhead would save 10, 11.5 and 11 %.
     assert row.predicted_saving == pytest.approx((0.1 + 0.115 + 0.11) / 3)
-    # 6 full epochs of 10 s and 4 pruned epochs of 7 s take 88 s instead of 100 s.
-    assert row.saved_in_epochs == pytest.approx(0.12)
     assert row.seconds_bookkeeping == 2.0
     assert (row.samples_trained, row.steps) == (880, 88)
     assert row.skipped == pytest.approx(0.12)
@@ -86,7 +73,7 @@ def test_a_row_equals_the_numbers_computed_by_hand():
 def test_no_arm_is_compared_with_itself():
     full, method = table_rows(small_comparison())
     assert full.skipped == 0
-    assert [full.time_saved, full.saved_in_epochs] == [None] * 2
+    assert full.time_saved is None
     assert [method.difference, method.cost, method.time, method.verdict] == [None] * 4
 
 
@@ -151,7 +138,7 @@ def test_a_second_training_costs_the_first_one_too():
     rows = table_rows(runs)
     (row,) = (row for row in rows if row.arm == "second")
     assert (row.samples_trained, row.seconds_train) == (750, 80)
-    assert (row.samples_of_both, row.seconds_of_both) == (1750, 330)
+    assert row.samples_of_both == 1750
     assert row.skipped == pytest.approx(0.25)
     assert all(other.samples_of_both is None for other in rows if other is not row)
 
@@ -178,7 +165,6 @@ def test_without_full_runs_nothing_is_compared():
     assert row.time_saved is None
     assert row.difference is None
     assert row.skipped == pytest.approx(0.12)  # From its own summary.
-    assert row.saved_in_epochs == pytest.approx(0.12)
 
 
 def test_full_runs_with_other_seeds_are_not_paired():
@@ -190,18 +176,17 @@ def test_full_runs_with_other_seeds_are_not_paired():
 def test_the_skipped_share_of_fewer_epochs_is_relative_to_full():
     runs = [
         make_run("full", 0, 0.90),
-        make_run("fewer-epochs", 0, 0.89, samples=900, skipped_share=0.0),
+        make_run("shorter", 0, 0.89, samples=900, skipped_share=0.0),
     ]
     row = table_rows(runs)[1]
     assert row.skipped == pytest.approx(0.1)
-    assert row.saved_in_epochs is None
 
 
 def test_rows_are_in_the_given_order_with_full_training_first():
-    arms = ["fine-pruning", "random", "full", "fewer-epochs"]
+    arms = ["fine-pruning", "random", "full", "shorter"]
     runs = [make_run(arm, seed, 0.9) for seed in (1, 0) for arm in arms]
     (group,) = grouped(runs)
-    assert group.arms == ["full", "fine-pruning", "random", "fewer-epochs"]
+    assert group.arms == ["full", "fine-pruning", "random", "shorter"]
     assert [run.summary.seed for run in group.of("random")] == [0, 1]
     assert group.method == "fine-pruning"
 
@@ -216,22 +201,6 @@ def test_the_method_is_the_policy_of_the_comparisons_recipe(tmp_path):
     (folder / "recipe.toml").write_text("[pruning")
     assert group.method == "random"
     assert grouped(read_runs([folder / "full-0"]))[0].method is None
-
-
-def test_the_saving_in_epochs_is_none_if_every_epoch_is_pruned():
-    run = make_run("fine-pruning", 0, 0.9)
-    run.metrics.extend(lines_of([70] * 4))
-    assert saved_in_epochs(run) is None
-
-
-def test_the_saving_in_epochs_is_that_of_the_samples_if_the_lengths_of_epochs_differ():
-    run = make_run("adaptive", 0, 0.9)
-    run.metrics.extend(lines_of([100, 100, 100, 90, 20, 10, 0]))
-    # 420 of 700 samples. With the median length of the pruned epochs, it would be 0.49.
-    assert saved_in_epochs(run) == pytest.approx(0.4)
-    # One epoch in which the machine did other work changes nothing.
-    run.metrics[3]["seconds"] *= 10
-    assert saved_in_epochs(run) == pytest.approx(0.4)
 
 
 def test_any_two_arms_can_be_compared():

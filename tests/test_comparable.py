@@ -122,7 +122,7 @@ def test_a_comparison_does_not_go_on_with_other_labels_weights_or_data(what, sou
     compare(recipe, tmp_path / "c", title="c", arms=ARMS)
     assert (tmp_path / "c/compare.json").read_text() == before
     change()
-    with pytest.raises(InputError, match=f"expected the {what} with which the comparison in"):
+    with pytest.raises(InputError, match=f"expected the {what} with which the runs in"):
         compare(recipe, tmp_path / "c", title="c", seeds=2, arms=ARMS)
     assert (tmp_path / "c/compare.json").read_text() == before
     assert not (tmp_path / "c/full-1").exists()
@@ -132,11 +132,11 @@ def test_a_comparison_does_not_go_on_with_other_labels_weights_or_data(what, sou
 def test_scale_does_not_go_on_with_other_labels_weights_or_data(what, source, tmp_path):
     recipe, change = source(tmp_path)
     one, folder = configuration("one"), tmp_path / "s"
-    train(resolved(configured(recipe, one, same_update=False)), folder / "one")
+    train(resolved(configured(recipe, one)), folder / "one")
     scale(recipe, folder, [one], title="s")
     before = (folder / "scale.json").read_text()
     change()
-    with pytest.raises(InputError, match=f"expected the {what} with which the experiment in"):
+    with pytest.raises(InputError, match=f"expected the {what} with which the runs in"):
         scale(recipe, folder, [one, configuration("one lr=0.01")], title="s")
     assert (folder / "scale.json").read_text() == before
 
@@ -144,15 +144,17 @@ def test_scale_does_not_go_on_with_other_labels_weights_or_data(what, source, tm
 def test_a_scaling_experiment_is_reported_again_from_its_folder(tmp_path):
     recipe, folder = make_recipe(RECIPE), tmp_path / "s"
     one = configuration("one")
-    train(resolved(configured(recipe, one, same_update=False)), folder / "one")
-    scale(recipe, folder, [one], title="s")
+    for seed, own in ((0, "one"), (1, "one-seed-2")):
+        seeded = recipe.replaced("run", seed=seed)
+        train(resolved(configured(seeded, one)), folder / own)
+    scale(recipe, folder, [one], title="s", seeds=2)
     command = ["report", str(folder), "--out", str(tmp_path / "page.html")]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "Throughput" in result.stdout
     assert "Throughput" in (tmp_path / "page.html").read_text(encoding="utf-8")
     (row,) = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
-    assert row["configuration"] == "one"
+    assert (row["configuration"], row["seeds"]) == ("one", 2)
     for verb, *others in (("plan",), ("inspect", "--out", str(tmp_path / "labels.html"))):
         result = CliRunner().invoke(app, [verb, str(folder), *others])
         assert result.exit_code == 0, result.output
@@ -191,7 +193,7 @@ def test_a_file_that_changes_while_a_comparison_trains_ends_it(tmp_path):
     run = planned(recipe, tmp_path / "c", 1)[0]
     train_through(0, run.recipe, run.folder)
     change()
-    with pytest.raises(RunError, match="the weights changed while the comparison trained: remove"):
+    with pytest.raises(RunError, match="the weights changed while runs trained: remove"):
         compare(recipe, tmp_path / "c", title="c", arms=ARMS)
 
 

@@ -17,7 +17,6 @@ from fineprune.experiments.controls import (
     check_keeps_evidence,
     default_arms,
     make_arms,
-    with_epochs,
 )
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.registry import POLICIES
@@ -55,9 +54,8 @@ def test_the_control_of_equal_cost_counts_the_batches_of_all_workers():
     ]
     assert [cost.steps for cost in costs] == [32 * 200 - 17 * pruned, 8 * 200 - 4 * pruned]
     for recipe, cost in ((alone, costs[0]), (served, costs[1])):
-        assert arm_recipe(recipe, "fewer-epochs", 1024).training.epochs == round(
-            cost.samples / 1024
-        )
+        epochs = arm_recipe(recipe, "shorter", 1024).training.epochs
+        assert epochs == round(cost.samples / 1024)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +115,6 @@ def test_an_arm_needs_an_epoch_for_each_rate():
         arm_recipe(adaptive_recipe(0.95), "shorter", 12_800)
 
 
-def test_epochs_and_rates_are_shortened_in_proportion():
-    short = arm_recipe(adaptive_recipe(0.35), "shorter", 1280)
-    shorter = with_epochs(short, 13)
-    assert shorter.training.rates == short.training.rates[1::2]
-
-
 def test_the_rates_of_a_shorter_schedule():
     steps = [0.1] * 12 + [0.02] * 12 + [0.004] * 8 + [0.0008] * 8
     assert fp.shorter(steps, 0.35) == [0.1] * 12 + [0.02] * 12 + [0.004] + [0.0008]
@@ -180,7 +172,7 @@ def test_a_second_training_needs_the_first_one_and_its_evidence():
     with pytest.raises(InputError, match=r"arm 'watched' beside 'second', .*: add 'watched'"):
         make_arms(recipe, ["adaptive", "full", "second"], 1280)
     second = made_arm(recipe, "second", 1280)
-    assert (second.needs, second.takes) == ("watched", "suspects")
+    assert second.needs == "watched"
     third = recipe.replaced("data", without="runs/first")
     with pytest.raises(InputError, match=r"expected no data.without with the arm 'second', whi"):
         make_arms(third, ["watched", "second"], 1280)
@@ -194,7 +186,7 @@ def test_a_second_training_needs_the_first_one_and_its_evidence():
     assert arm_recipe(full, "second", 1280) == full
 
 
-@pytest.mark.parametrize("arm", ["matched", "fewer-epochs", "shorter"])
+@pytest.mark.parametrize("arm", ["matched", "shorter"])
 def test_a_control_of_a_recipe_that_skips_nothing_is_refused(arm):
     nothing = make_recipe(RECIPE, ["pruning.prune=0"])
     with pytest.raises(InputError, match=f"a recipe that skips samples for the arm '{arm}"):
@@ -225,7 +217,7 @@ def test_no_schedule_is_found_for_a_recipe_that_saves_nothing():
 def test_one_adaptive_recipe_gives_every_arm_about_the_same_cost():
     recipe = adaptive_recipe(0.35)
     saving = [arm for arm in ALL_ARMS if takes_save(arm) or follows_schedule(arm)]
-    for arm in (*saving, "shorter", "fewer-epochs"):
+    for arm in (*saving, "shorter"):
         made = arm_recipe(recipe, arm, 12_800)
         share = predicted_cost(made, 12_800).samples / (40 * 12_800)
         assert share == pytest.approx(0.65, abs=0.01), arm

@@ -11,11 +11,9 @@ pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.processes import (
     LOGGER,
-    Event,
     EventKind,
     Process,
     ProcessKind,
-    Started,
     report,
 )
 
@@ -23,12 +21,12 @@ from fineprune.distributed.parameter_servers.processes import (
 @pytest.mark.parametrize(
     ("where", "line"),
     [
-        (Started("a", 77, "n1"), "worker 3 died (process 77 on n1): it was killed"),
+        ((77, "n1"), "worker 3 died (process 77 on n1): it was killed"),
         (None, "worker 3 died: it was killed"),
     ],
 )
 def test_an_event_of_a_process_is_one_line(where, line, caplog):
-    worker = Process(ProcessKind.WORKER, 3, lambda process: None, where=where)
+    worker = Process(ProcessKind.WORKER, 3, where=where)
     with caplog.at_level(logging.DEBUG, logger=LOGGER.name):
         worker.report(EventKind.DIED, "it was killed")
     assert caplog.messages == [line]
@@ -42,8 +40,8 @@ def test_the_command_prints_warnings_as_lines(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     capsys.readouterr()
-    report(Event(EventKind.DIED, "worker 3 died"))
-    report(Event(EventKind.STARTED, "worker 3 started"))
+    report(EventKind.DIED, "worker 3 died")
+    report(EventKind.STARTED, "worker 3 started")
     told = capsys.readouterr()
     assert told.err == "fineprune: worker 3 died\n"
     assert told.out == ""

@@ -96,7 +96,7 @@ def test_plan_gives_them_for_a_finished_run(tmp_path):
     for options in (["--save", "0.3"], ["--samples", "0"], ["training.epochs=3"]):
         result = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), *options])
         assert result.exit_code == 2
-        assert "expected the folder of a run without other options" in result.stderr
+        assert "expected the folder of a run without changes or other" in result.stderr
 
 
 def test_plan_needs_a_finished_run_with_evidence(tmp_path):

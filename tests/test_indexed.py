@@ -35,15 +35,6 @@ class Batched(Dicts):
         return [self[index] for index in indices]
 
 
-class Strings(Dicts):
-    def __getitem__(self, index):
-        return "x" * index
-
-
-def lengths(items):
-    return [len(item) for item in items]
-
-
 def test_tuples_become_index_and_batch():
     data = TensorDataset(torch.arange(6) * 10, torch.arange(6) * 100)
     (index, (x, y)), *rest = DataLoader(fp.Indexed(data), batch_size=4)
@@ -97,14 +88,6 @@ def test_worker_processes_carry_the_indices(context, fast_spawn):
     index, x = zip(*((index, item["x"].flatten()) for index, item in loader), strict=True)
     assert torch.equal(torch.cat(index), torch.arange(12))
     assert torch.equal(torch.cat(x), torch.arange(12.0))
-
-
-def test_the_users_collate_function_continues_to_work():
-    loader = DataLoader(
-        fp.Indexed(Strings()), batch_size=4, collate_fn=fp.IndexedCollate(lengths), num_workers=1
-    )
-    batches = [(index.tolist(), item) for index, item in loader]
-    assert batches == [([i, i + 1, i + 2, i + 3], [i, i + 1, i + 2, i + 3]) for i in (0, 4, 8)]
 
 
 class Stream(IterableDataset[int]):
@@ -184,16 +167,6 @@ def test_samples_that_a_collate_function_leaves_out_have_no_index(key):
     assert sorted(seen) == [index for index in range(12) if index % 4 != 1]
     with pytest.raises(InputError, match="got None for all 1 of them"):
         collate([fp.Indexed(Sparse())[1]])
-
-
-def test_a_taken_key_can_be_replaced_as_the_error_says():
-    def collate(items):
-        return {"index": 7, "number": len(items)}
-
-    batch = [fp.Indexed(Dicts())[2]]
-    with pytest.raises(InputError, match="give IndexedCollate another key"):
-        fp.IndexedCollate(collate, key="index")(batch)
-    assert fp.IndexedCollate(collate, key="row")(batch)["row"].tolist() == [2]
 
 
 @pytest.mark.parametrize("data", [Dicts(), Batched()])

@@ -114,8 +114,8 @@ def test_a_cell_that_is_stopped_between_epochs_trains_the_same(monkeypatch, owne
 @pytest.mark.parametrize(
     ("owner", "name", "call", "repeated"),
     [
-        (recorder.Recorder, "add", 20, 1),  # The batch does not count yet.
-        (Epoch, "note", 20, 0),
+        (Epoch, "check", 20, 1),
+        (recorder.Recorder, "add", 20, 0),  # It has counted the batch.
         (Evidence, "_write", 4, 0),
     ],
 )

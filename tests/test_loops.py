@@ -213,27 +213,6 @@ def test_accumulation_takes_as_many_steps_as_planned():
     assert steps == pruner.total_steps() == pruner.steps_done
 
 
-def test_early_stopping_leaves_a_state_that_continues(expected):
-    pruner, run = new(), Run()
-    for epoch in pruner.epochs():
-        for index, batch in pruner.loader():
-            run.step(pruner, index, batch)
-        if epoch == 2:
-            break
-    assert pruner.position.epoch == 2
-    plain(pruner, run)  # Somebody has more patience.
-    assert run.seen == expected.seen
-
-
-def test_two_phases_with_two_pruners_do_not_influence_each_other(expected):
-    policy = fp.Adaptive(EPOCHS, save=0.35, rates=RATES)
-    first, run = new(policy), Run()
-    plain(first, run)
-    second, again = new(first.policy), Run()
-    plain(second, again)
-    assert again.seen == expected.seen
-
-
 # --- loops that are wrong ------------------------------------------------------------------------
 
 
@@ -476,19 +455,6 @@ def test_a_loop_that_leaves_samples_out_of_its_batches_is_not_warned_of_them():
     assert not gaps_noticed(lambda number, index: index[index % 12 != 0])
 
 
-def test_a_loop_that_uses_nothing_of_the_pruner_is_noticed():
-    pruner = new(POLICIES["fine-pruning"]())
-
-    def train():
-        for _ in pruner.epochs():
-            for _ in DataLoader(data(), batch_size=BATCH):
-                pass
-
-    with pytest.warns(RuntimeWarning, match="epoch 2 recorded no losses") as caught:
-        train()
-    assert len(caught) == 1
-
-
 # --- copies, states, and going back --------------------------------------------------------------
 
 
@@ -516,19 +482,6 @@ def test_a_copy_made_inside_the_loop_can_load_a_state():
         copied.set_epoch(3)
         assert (copied.plan.epoch, pruner.plan.epoch) == (3, 0)
         break
-
-
-@pytest.mark.filterwarnings("ignore:policy .* skips no sample in any:UserWarning")
-def test_a_copy_records_for_itself_inside_a_compiled_step():
-    pruner = new(fp.FinePruning(fp.Schedule(EPOCHS, 3, 3), prune=24))
-    copied = copy.deepcopy(pruner)
-
-    @torch.compile(backend="eager")
-    def step(index, x):
-        return copied.record(index, x.square())
-
-    step(torch.arange(BATCH), torch.randn(BATCH))
-    assert (copied.position.samples, pruner.position.samples) == (BATCH, 0)
 
 
 def numpys(kind: str, value: float) -> Any:
@@ -579,26 +532,6 @@ def test_a_policy_whose_state_cannot_be_loaded_is_named():
 
     with pytest.raises(InputError, match=r"\['learned'\]\['seen'\]\['losses'\].* got ndarray"):
         new(Own(3)).state_dict()
-
-
-def test_a_training_that_begins_later_saves_its_share_of_what_is_left():
-    pruner, run = new(), Run()
-    numbers = fp.Adaptive(EPOCHS, save=0.35, rates=RATES)
-    whole = new(numbers)
-    plan = [len(plan) for plan in [[0] * n for n in planned(whole)]]
-    for _ in pruner.epochs(3):
-        for index, batch in pruner.loader():
-            run.step(pruner, index, batch)
-    assert len(run.seen) * BATCH == sum(plan[3:]) < 3 * N
-
-
-def planned(pruner):
-    numbers = []
-    for _ in pruner.epochs():
-        numbers.append(len(pruner.plan.kept))
-        for index, (x, _) in pruner.loader():
-            pruner.observe(index, x.sum(1) * 0)
-    return numbers
 
 
 def test_a_state_saved_at_the_end_of_the_body_continues_with_the_next_epoch():
@@ -690,22 +623,6 @@ def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops):
     assert sorted(trained + gone) == list(range(N))
 
 
-@pytest.mark.parametrize("place", [2, BATCH - 1, N - 1])
-def test_a_loop_that_was_left_goes_on_behind_samples_that_were_left_out(place):
-    pruner = new(fp.FullData(1))
-    gone, collate = unreadable([place], pruner)
-    loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
-    trained: list[int] = []
-    for _ in range(3):
-        for _ in pruner.epochs():
-            for index, _ in itertools.islice(loader, 2 if len(trained) < 4 * BATCH - 2 else None):
-                pruner.record(index, torch.ones(len(index)))
-                trained += index.tolist()
-            if len(trained) < 5 * BATCH:
-                break
-    assert sorted(trained + gone) == list(range(N))
-
-
 def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out():
     pruner = fp.Pruner(data(), fp.FullData(2), batch_size=BATCH, accumulation=5)
     _, collate = unreadable([2], pruner)
@@ -743,14 +660,6 @@ def test_lengths_and_epochs_may_be_other_numbers():
 def test_a_dict_of_arrays_is_no_data_set_of_two_samples():
     with pytest.raises(TypeError, match="got dict: give one data set"):
         fp.Pruner({"x": [1, 2, 3], "y": [0, 1, 0]}, fp.FullData(3))
-    with pytest.raises(TypeError, match="got dict: give one data set"):
-        fp.Indexed({key: (key, 0) for key in range(1, N + 1)})
-
-
-def test_a_dict_of_numbered_samples_is_a_data_set():
-    dataset = fp.Indexed({key: (key, 0) for key in reversed(range(N))})
-    assert len(dataset) == N
-    assert dataset[5] == (5, (5, 0))
 
 
 def test_the_indexed_data_set_has_the_attributes_of_the_users():

@@ -28,9 +28,7 @@ strategy = Strategy("async", workers=4, servers=2, snapshot_every=5)
 orders, watch, rows = kills.Orders(Path(sys.argv[1]) / "orders"), kills.Watch(), 20_000
 with (
     kills.on_events(watch, logging.DEBUG),
-    parameter_servers(
-        strategy, kills.Model(rows), kills.Build(rows, orders), kills.MakeOptimizer(orders)
-    ) as training,
+    parameter_servers(strategy, kills.Model(rows), *kills.factories(rows, orders)) as training,
 ):
     training.wait_for_workers()
     lose = lambda: nodes.remove_node(lost, allow_graceful=False)

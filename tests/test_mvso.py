@@ -65,12 +65,12 @@ def test_the_page_has_the_settings_of_each_configuration(recipe: Recipe):
 def test_the_configurations_fit_the_papers_nodes(nodes, workers, servers, recipe, tmp_path):
     (tmp_path / "mvso.toml").write_text(recipe.to_toml())
     changes = [f"distributed.workers={workers}", f"distributed.servers={servers}"]
-    arguments = ["slurm", tmp_path / "mvso.toml", "--nodes", nodes, "--gpus", 4, "--cpus", 16]
-    result = CliRunner().invoke(app, [*map(str, arguments), *changes])
+    arguments = ["slurm", "--nodes", nodes, "--gpus", 4, "--cpus", 16, "--", "train"]
+    command = [*map(str, arguments), str(tmp_path / "mvso.toml"), *changes]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert f"--min-nodes {nodes} " in result.output
     assert "--num-cpus=16 --num-gpus=4" in result.output
-    assert "run.threads=3" in result.output
 
 
 def test_the_page_has_the_hours_of_the_paper():

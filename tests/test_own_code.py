@@ -95,5 +95,5 @@ def test_a_worker_does_not_start_with_other_code(own_code):
 def test_a_comparison_does_not_go_on_with_other_code(own_code, fast_spawn):
     compare(recipe(), own_code / "c", title="c", arms=["full"])
     (own_code / "own_layers.py").write_text(LAYERS + "\n# changed\n")
-    with pytest.raises(InputError, match="expected the code with which the comparison in"):
+    with pytest.raises(InputError, match="expected the code with which the runs in"):
         compare(recipe(), own_code / "c", title="c", arms=["full", "random"])

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[1]
 N, BATCH = 96, 8
 # Epochs 2, 3, 6 and 7 prune.
 SCHEDULE = fp.Schedule(epochs=8, window=4, start=3, attenuation=1.0)
-PRUNED = [epoch for epoch in range(8) if SCHEDULE.prunes(epoch)]
 
 
 def made(policy=None, data=None, **options):
@@ -121,18 +120,6 @@ def test_an_epoch_in_progress_cannot_be_set_to_another_one():
     pruner.start_epoch(5)
     assert pruner.plan.epoch == 5
     assert pruner.position == fp.Position(5, 0, 0)
-
-
-def test_starting_another_epoch_ends_the_one_with_losses():
-    implicit, explicit = made(), made()
-    for pruner in (implicit, explicit):
-        pruner.start_epoch(0)
-        train(pruner, 0, pruner.loader())
-    explicit.end_epoch()
-    for pruner in (implicit, explicit):
-        pruner.start_epoch(1)
-    assert implicit.counts.tolist() == explicit.counts.tolist()
-    assert implicit.counts.sum() > 0
 
 
 @pytest.mark.parametrize("epoch", [-1, 8])
@@ -291,18 +278,6 @@ def test_the_users_collate_function_and_workers_carry_the_index(workers, key):
     assert trained == sum(pruner.step_counts.num_kept(epoch) for epoch in range(3))
 
 
-def test_the_sampler_of_a_loader_begins_the_epochs(undisturbed):
-    """The epochs begin as the loaders of frameworks begin them."""
-    pruner = made()
-    loader = pruner.loader()
-    seen = {}
-    for epoch in range(8):
-        loader.sampler.set_epoch(epoch)
-        seen[epoch] = train(pruner, epoch, loader)
-    pruner.end_epoch()
-    assert (seen, pruner.counts.tolist()) == undisturbed
-
-
 def test_a_loader_takes_the_other_options_and_another_view_of_the_samples():
     views = TensorDataset(torch.arange(N) * 20)
     pruner = made(drop_last=True)
@@ -428,14 +403,6 @@ def test_losses_of_tokens_are_weighted_and_nothing_is_recorded():
     assert pruner.position == before
 
 
-def test_losses_of_tokens_are_weighted_by_the_index_of_each():
-    pruner = weighted_pruner()
-    index, text = pruner.plan.kept[:4], torch.tensor([0, 0, 1, 2, 2, 2, 3])
-    losses = torch.rand(7)
-    expected = losses * pruner.plan.weights[index][text]
-    assert torch.equal(pruner.weighted(index[text], losses), expected)
-
-
 def test_a_scalar_of_weighted_losses_may_replace_the_returned_one():
     pruner = weighted_pruner()
     for index, _ in pruner.loader():
@@ -493,77 +460,18 @@ def test_an_epoch_that_the_loop_leaves_early_counts_with_what_it_trained(drop_la
     assert f"{(samples - 2 * BATCH) / (3 * samples):.1%} skipped" in repr(pruner)
 
 
-def test_a_pruner_says_how_far_it_is():
-    pruner = made(fp.InfoBatch(8, save=0.25, rescale=False))
-    for epoch in pruner.epochs():
-        train(pruner, epoch, pruner.loader())
-        if epoch == 1:
-            break
-    skipped = (N - pruner.step_counts.num_kept(0)) / N
-    assert repr(pruner) == (
-        f"Pruner(96 samples, policy 'infobatch', 1 of 8 epochs done, {skipped:.1%} skipped)"
-    )
-
-
-class Scalars:
-    """Collects what it is given, as a ``SummaryWriter`` does."""
-
-    def __init__(self):
-        self.added = []
-
-    def add_scalar(self, name, value, step):
-        self.added.append((name, value, step))
-
-
 def test_each_epoch_is_reported_with_its_step():
-    calls, again = [], Scalars()
+    calls = []
     pruner = made(log=lambda values, step: calls.append((values, step)))
     run(pruner)
-    run(made(log=again))
-    assert [step for _, step in calls] == list(
-        itertools.accumulate(pruner.steps(epoch) for epoch in range(8))
-    )
+    steps = itertools.accumulate(pruner.steps(epoch) for epoch in range(8))
+    assert [step for _, step in calls] == list(steps)
     assert [values["fineprune/epoch"] for values, _ in calls] == list(range(8))
     shares = [1 - pruner.step_counts.num_kept(epoch) / N for epoch in range(8)]
     assert [values["fineprune/skipped"] for values, _ in calls] == pytest.approx(shares)
     assert calls[-1][0]["fineprune/saved"] == pytest.approx(sum(shares) / 8)
-    saved = [entry for entry in again.added if entry[0] == "fineprune/saved"]
-    assert [step for *_, step in saved] == [step for _, step in calls]
-    assert saved[-1][1] == calls[-1][0]["fineprune/saved"]
-
-
-def test_the_number_of_suspects_is_reported_if_the_policy_names_them():
-    calls = []
-    pruner = made(
-        fp.FinePruning(fp.Schedule(8, 4, 1), 0.25),
-        log=lambda *of: calls.append(of),
-    )
-    for epoch in pruner.epochs():
-        for index, _ in pruner.loader():
-            pruner.record(index, torch.where(index % 4 == 0, 9.0, 0.5))
-        if epoch == 2:
-            break
-    assert calls[-1][0]["fineprune/suspects"] == pruner.policy.num_suspects() > 0
-
-
-def test_a_report_needs_somewhere_to_go():
     with pytest.raises(InputError, match=r"callable\(dict, step\).* got str"):
         made(log="wandb")
-
-
-def test_the_event_file_of_tensorboards_own_writer_holds_each_epoch(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(tmp_path))
-    pruner = made(log=writer)
-    run(pruner)
-    writer.close()
-    events = EventAccumulator(str(tmp_path)).Reload().Scalars("fineprune/skipped")
-    assert [event.value for event in events] == pytest.approx(
-        [1 - pruner.step_counts.num_kept(epoch) / N for epoch in range(8)]
-    )
 
 
 def test_a_state_that_is_loaded_forgets_the_batches_before_it():

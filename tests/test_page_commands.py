@@ -27,6 +27,7 @@ from fineprune.cli.main import app
 from fineprune.cli.options import split_changes
 from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.controls import default_arms, make_arms
+from fineprune.experiments.planner import described
 from fineprune.training.recipe import read_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -157,7 +158,6 @@ def invoke(*arguments):
 
 
 @pytest.mark.parametrize("line", ALL)
-@pytest.mark.filterwarnings("ignore:.*a tenth of the saving")  # With so few batches.
 def test_a_command_is_valid_and_runs_unless_there_is_a_reason(line, folder):
     arguments = fineprune_arguments(line)
     if arguments is not None:
@@ -214,7 +214,10 @@ def check_fineprune(arguments, *, launched):
         return
     if verb == "scale":
         texts, changes = split_changes(params["configurations"])
-        recipe = read_recipe(params["recipe"], changes)
+        settings = [change for change in changes if change.startswith(("cluster.", "costs."))]
+        assert not settings or params["prediction"]
+        described(settings)
+        recipe = read_recipe(params["recipe"], [one for one in changes if one not in settings])
         for text in texts:
             configured(recipe, configuration(text), same_update=params["same_update"])
     elif verb == "compare":

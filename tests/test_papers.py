@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from made_runs import made_recipe, made_summary, make_compare
+from made_runs import made_recipe, made_scaled, make_compare
 from test_report import parse_strictly
 from typer.testing import CliRunner
 
@@ -13,16 +13,16 @@ from fineprune.errors import InputError
 from fineprune.experiments.arm_table import grouped
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.papers import (
+    FULL_TWO,
     NETWORKS,
-    configurations_two,
     paper_one,
     recipe_one,
     recipe_two,
 )
-from fineprune.experiments.scale_table import Scaled, Scaling, scale_rows
+from fineprune.experiments.scale_table import Scaling, scale_rows
 from fineprune.report.paper_one import RESULTS, claims_one, formulas_table, write_paper_one
 from fineprune.report.paper_two import claims_two, forecast_table, forecasts, write_paper_two
-from fineprune.runs.run import Run, read_runs
+from fineprune.runs.run import read_runs
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_the_full_experiments_are_the_papers():
         recipe = recipe_one(network, [], full=True)
         assert (recipe.data.name, recipe.data.train_size) == ("cifar10", None)
         assert (recipe.network.name, recipe.training.epochs) == (network, 200)
-    nodes = {one.text: one.nodes for one in configurations_two(full=True)}
+    nodes = {text: configuration(text).nodes for text in FULL_TWO}
     assert nodes["all-reduce 4"] == 1
     assert nodes["mixed 8+1 group=4"] == 2
     assert nodes["mixed 16+3 dedicated group=4"] == 7
@@ -79,7 +79,6 @@ def test_the_second_paper_prunes_nothing_and_has_its_optimizer():
     recipe = recipe_two([], full=False)
     assert (recipe.pruning.policy, recipe.training.optimizer) == ("full", "rmsprop-tf")
     assert (recipe.training.momentum, recipe.training.epsilon) == (0, 1)
-    assert all(one.seeds == 3 for one in configurations_two(full=False, seeds=3))
 
 
 @pytest.fixture(scope="module")
@@ -144,21 +143,6 @@ def test_claims_say_what_the_seeds_decide(runs_one):
     assert lines["lenet: fine-pruning saves time, %"][2] == "no"
 
 
-def scaled(folder, text, seconds, losses, accuracy=0.9, served=None):
-    folder.mkdir(parents=True)
-    (folder / "recipe.toml").write_text("# made\n")
-    line = {"samples": 640, "steps": 20, "pruned": False, "nonfinite": 0}
-    metrics = []
-    for epoch, loss in enumerate(losses):
-        metrics.append({**line, "epoch": epoch, "seconds": seconds, "train_loss": loss})
-        if served is not None:
-            metrics[-1]["distributed"] = {"dropped": 0, **served}
-    of = configuration(text)
-    recipe = {"training": {"batch_size": 32}, "distributed": {"group": of.distributed.group}}
-    summary = made_summary(accuracy_last=accuracy, seconds_train=seconds * len(losses))
-    return Scaled(of, Run(folder, summary, metrics, recipe))
-
-
 @pytest.fixture
 def scaling(tmp_path):
     stale = {"staleness": [0, 20], "seconds": {"compute": 4.0, "apply": 0.2}}
@@ -171,10 +155,13 @@ def scaling(tmp_path):
         ("mixed 4+1 group=2", 0.8, [2, 1.5, 0.9], 0.87, stale),
         ("mixed 4+2 group=2", 0.7, [2, 1.5, 0.9], 0.87, stale),
     ]
-    runs = [
-        scaled(tmp_path / str(number), text, seconds, losses, accuracy, served)
-        for number, (text, seconds, losses, accuracy, served) in enumerate(made)
-    ]
+    runs = []
+    for text, seconds, losses, last, report in made:
+        folder = tmp_path / text
+        folder.mkdir()
+        (folder / "recipe.toml").write_text("# made\n")
+        sizes = {"samples": 640, "batch_size": 32, "folder": folder, "accuracy_last": last}
+        runs.append(made_scaled(text, [seconds] * 3, losses, distributed=report, **sizes))
     return Scaling("paper 2", False, runs)
 
 

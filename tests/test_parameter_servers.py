@@ -1,6 +1,5 @@
 """Training with parameter servers in several processes equals training in one process."""
 
-import ctypes
 import itertools
 import os
 import re
@@ -17,7 +16,7 @@ from fineprune.distributed.parameter_servers.epoch import BatchKey
 
 pytest.importorskip("ray")
 
-from fineprune.distributed.parameter_servers.processes import Event, EventKind, ProcessKind
+from fineprune.distributed.parameter_servers.processes import Event, EventKind
 from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import RunError
@@ -43,59 +42,24 @@ def make_data():
 
 
 class Replica:
-    """A small network. It can kill its own process once, in the step of a given batch."""
+    """A small network."""
 
-    def __init__(self, kill_at=None, marker=None):
+    def __init__(self, rank):
         self.model = make_model()
         self.data = make_data()
-        self.kill_at = kill_at
-        self.marker = marker
 
     def load(self, key, indices):
         return key, self.data[0][indices], self.data[1][indices]
 
     def step(self, batch, weights):
-        key, x, y = batch
-        if key == self.kill_at and not self.marker.exists():
-            self.marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        _, x, y = batch
         losses = nn.functional.cross_entropy(self.model(x), y, reduction="none")
         losses.mean().backward()
         return losses.detach()
 
 
-class MakeReplica:
-    def __init__(self, kill_at=None, marker=None):
-        self.settings = (kill_at, marker)
-
-    def __call__(self, rank):
-        return Replica(*self.settings)
-
-
-class KillsItself(torch.optim.SGD):
-    """SGD that kills its server once, in a given step."""
-
-    def __init__(self, params, marker, step):
-        super().__init__(params, lr=1.0, momentum=0.9)
-        self.marker, self.countdown = marker, step
-
-    def step(self, closure=None):
-        self.countdown -= 1
-        if not self.countdown and not self.marker.exists():
-            self.marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(closure)
-
-
-class MakeOptimizer:
-    def __init__(self, marker=None, step=0):
-        self.settings = (marker, step)
-
-    def __call__(self, parameters):
-        marker, step = self.settings
-        if marker is not None and len(parameters) == 1:  # the first of two servers
-            return KillsItself(parameters, marker, step)
-        return torch.optim.SGD(parameters, lr=1.0, momentum=0.9, weight_decay=1e-3, fused=True)
+def make_optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=1.0, momentum=0.9, weight_decay=1e-3, fused=True)
 
 
 def rate(applied):
@@ -110,9 +74,7 @@ def batches_of(epoch, size=BATCH, samples=SAMPLES):
 def trained_alone(epochs, size, rates):
     """Train in this process; return the flat parameters and the losses of each batch."""
     model = make_model()
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3, fused=True
-    )
+    optimizer = make_optimizer(list(model.named_parameters()))
     x, y = make_data()
     recorded = []
     for epoch in range(epochs):
@@ -130,11 +92,9 @@ def flat(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def made(strategy, build=None, optimizer=None, **options):
+def made(strategy, build=Replica, optimizer=make_optimizer, **options):
     """Return a training on servers, as a context."""
-    return parameter_servers(
-        strategy, make_model(), build or MakeReplica(), optimizer or MakeOptimizer(), **options
-    )
+    return parameter_servers(strategy, make_model(), build, optimizer, **options)
 
 
 def trained(strategy, epochs=2, size=BATCH, **options):
@@ -207,11 +167,6 @@ def test_a_stopped_synchronous_epoch_ends_in_another_training_bit_for_bit():
         assert torch.equal(served, expected.losses)
 
 
-def deaths_of(events):
-    """Return the role of each process that died."""
-    return [event.process for event in events if event.kind is EventKind.DIED]
-
-
 def check_each_once(results, batches=SAMPLES // BATCH, first=0):
     """Check that each batch is in exactly one update, and the updates' indices."""
     for epoch, result in enumerate(results, first):
@@ -234,7 +189,7 @@ def test_one_asynchronous_worker_is_plain_training_bit_for_bit():
     for update, (indices, losses) in zip(updates, recorded, strict=True):
         assert torch.equal(update.indices, indices)
         assert torch.equal(update.losses, losses)
-    assert all(result.staleness == [0] * (SAMPLES // BATCH) for result in results)
+    assert all(result.report()["staleness"] == [SAMPLES // BATCH] for result in results)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -263,27 +218,25 @@ def test_a_group_of_two_is_one_process_with_a_larger_batch():
     for update, (indices, losses) in zip(updates, recorded, strict=True):
         assert torch.equal(update.indices, indices)
         torch.testing.assert_close(update.losses, losses)
-    assert all(result.seconds["group reduce"] > 0 for result in results)
+    assert all(result.report()["seconds"]["group reduce"] > 0 for result in results)
 
 
-class KilledAtBirth:
-    def __call__(self, parameters):
-        os.kill(os.getpid(), signal.SIGKILL)
+def killed_at_birth(parameters):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_server_that_cannot_start_ends_the_training():
     with pytest.raises(
         RunError, match=r"rolled back 5 times .* beyond version 0; the last time: server 0 died"
     ):
-        trained(Strategy("sync", workers=1), optimizer=KilledAtBirth())
+        trained(Strategy("sync", workers=1), optimizer=killed_at_birth)
 
 
 class Loads(Replica):
     """Its steps wait until another batch is being loaded, as long as there are further batches."""
 
-    def __init__(self, batches):
-        super().__init__()
-        self.batches = batches
+    def __init__(self, rank):
+        super().__init__(rank)
         self.loaded = []
         self.loading = threading.Condition()
 
@@ -294,41 +247,17 @@ class Loads(Replica):
         return super().load(key, indices)
 
     def step(self, batch, weights):
-        further = batch[0].batch + 1 < self.batches
+        further = batch[0].batch + 1 < SAMPLES // BATCH
         with self.loading:
             if not self.loading.wait_for(lambda: self.loaded[-1] != batch[0] or not further, 30):
                 raise RuntimeError("no batch is loaded during this step")
         return super().step(batch, weights)
 
 
-class MakeLoads:
-    def __call__(self, rank):
-        return Loads(SAMPLES // BATCH)
-
-
 def test_the_next_batch_is_loaded_during_a_step():
     alone, _ = trained_alone(2, BATCH, rate)
-    served, _ = trained(Strategy("async", workers=1), build=MakeLoads())
+    served, _ = trained(Strategy("async", workers=1), build=Loads)
     assert torch.equal(served, alone)
-
-
-class SlowToStart(MakeOptimizer):
-    """It does not let other threads run, as the import of a large library may."""
-
-    def __call__(self, parameters):
-        ctypes.PyDLL(None).sleep(8)
-        return super().__call__(parameters)
-
-
-@pytest.mark.long
-def test_a_server_that_takes_long_to_start_is_not_killed_as_silent():
-    events: list[Event] = []
-    with on_events(events.append):
-        _, results = trained(
-            Strategy("async", workers=1, silence_seconds=20), optimizer=SlowToStart()
-        )
-    check_each_once(results)
-    assert deaths_of(events) == []
 
 
 class Failing(Replica):
@@ -340,7 +269,7 @@ class Failing(Replica):
 def test_an_error_of_the_step_reaches_the_caller(members):
     strategy = Strategy("mixed", workers=members, group=members)
     with pytest.raises(RuntimeError, match="shapes do not match") as raised:
-        trained(strategy, build=lambda rank: Failing())
+        trained(strategy, build=Failing)
     place = r"\(in a worker or server: .*test_parameter_servers\.py, line \d+\)"
     assert re.fullmatch(f"RuntimeError: shapes do not match {place}", str(raised.value))
     assert "in step" in raised.value.__notes__[0]  # the worker's stack trace
@@ -351,28 +280,3 @@ def test_with_a_backup_worker_every_batch_is_applied_once():
     check_each_once(results)
     for result in results:
         assert [len(update.keys) for update in result.updates] == [2] * (SAMPLES // BATCH // 2)
-
-
-def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
-    alone, _ = trained_alone(2, 2 * BATCH, lambda number: rate(2 * number))
-    build = MakeReplica(BatchKey(0, 5), tmp_path / "killed")
-    events: list[Event] = []
-    with on_events(events.append):
-        served, results = trained(Strategy("sync", workers=2, servers=2), build=build)
-    check_each_once(results)
-    assert (tmp_path / "killed").exists()
-    assert deaths_of(events) == [ProcessKind.WORKER]
-    torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_after_a_killed_server_every_batch_is_applied_once(tmp_path, mode):
-    optimizer = MakeOptimizer(tmp_path / "killed", 7)
-    strategy = Strategy(mode, workers=2, servers=2, snapshot_every=4)
-    events: list[Event] = []
-    with on_events(events.append):
-        _, results = trained(strategy, optimizer=optimizer)
-    check_each_once(results)
-    assert (tmp_path / "killed").exists()
-    assert deaths_of(events) == [ProcessKind.SERVER]
-    assert results[0].undone > 0

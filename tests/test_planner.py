@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_runs import made_summary
+from made_runs import made_scaled
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -14,16 +14,13 @@ from fineprune.experiments.configurations import configuration
 from fineprune.experiments.planner import (
     Cluster,
     Costs,
-    Target,
     costs_of_runs,
+    described,
     measured_costs,
     plan_cluster,
     predicted_speed,
-    read_cluster,
     sample_steps,
 )
-from fineprune.experiments.scale_table import Scaled
-from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
 
 FREE = Cluster(gigabits=0, latency=0)
@@ -153,9 +150,11 @@ def test_all_reduce_hides_what_ddp_hides():
     ("text", "message"),
     [
         ("async 2+1 bound=1", "without bound="),
-        ("async 2+1 epochs=3", "without lr=, epochs= and seeds="),
-        ("mixed 4+1 group=2", "on one node, which has 1, .*: give --accelerators 2"),
-        ("sync 1020+5 dedicated", "at most 1024 nodes, .* which takes 1025: give --nodes 1025"),
+        ("mixed 4+1 group=2", "on one node, which has 1, .*: give cluster.accelerators=2"),
+        (
+            "sync 1020+5 dedicated",
+            "at most 1024 nodes, .* which takes 1025: give cluster.nodes=1025",
+        ),
     ],
 )
 def test_what_is_not_predicted_is_refused(text, message):
@@ -178,14 +177,7 @@ def test_a_plan_stops_where_more_nodes_do_not_pay():
         assert row.efficiency == pytest.approx(row.speedup / row.nodes)
         assert row.hours_pruned is not None
         assert row.hours_pruned == pytest.approx(0.75 * row.hours)
-        assert row.node_hours == pytest.approx(row.nodes * row.hours)
     assert plan.recommended in plan.stops
-    # Stale gradients and large batches that need more samples stop it earlier.
-    dear = Target(critical_batch=64, per_staleness=0.5)
-    costly = plan_cluster(COSTS, Cluster(nodes=32), samples=1e6, target=dear)
-    cheap = {row.kind: row.workers for row in plan.stops}
-    for row in costly.stops:
-        assert row.workers < cheap[row.kind] or row.workers <= 8
 
 
 @pytest.mark.parametrize("gigabits", [0.05, 1, 10])
@@ -233,71 +225,55 @@ def test_nodes_with_several_accelerators_are_compared_with_one_such_node():
 def test_what_pruning_saves_is_that_of_the_recipe():
     recipe = make_recipe({"data": {"name": "digits"}, "training": {"epochs": 4}})
     full = recipe.replaced("pruning", policy="full")
-    assert sample_steps(full, 1000, Target()) == (4000, None)
-    assert sample_steps(full, 1000, Target(epochs=2.5)) == (2500, None)
+    assert sample_steps(full, 1000) == (4000, None)
     window = {"policy": "fine-pruning", "window": 4, "start": 0, "block": 1, "count": 1}
     pruned = recipe.replaced("pruning", **window, prune=0.5)
-    _, saved = sample_steps(pruned, 1280, Target())
+    _, saved = sample_steps(pruned, 1280)
     assert saved is not None
     assert 0 < saved <= 0.5
 
 
-GIVEN = """
-[cluster]
-nodes = 16
-gigabits = 25
-[costs]
-step = 0.2
-samples = 32
-megabytes = 0.25
-exchange = 0.003
-update = 0.002
-[target]
-per_staleness = 0.01
-"""
+GIVEN = (
+    *("cluster.nodes=8", "cluster.gigabits=25", "costs.step=0.2", "costs.samples=32"),
+    *("costs.megabytes=0.25", "costs.exchange=0.003", "costs.update=0.002"),
+)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("setting", "message"),
     [
-        ("[cluster\n", "expected TOML"),
-        ("[machine]\n", "expected a known section, got 'machine'"),
-        ("[cluster]\nracks = 2\n", "expected a known key in [cluster], got 'racks'"),
-        ("[cluster]\nnodes = 0\n", "cluster.nodes"),
-        ("[cluster]\nnodes = 'two'\n", "expected cluster.nodes to be a whole number, got 'two'"),
-        ("[costs]\nstep = 0.0\n", "expected costs.step to be above 0, got 0.0"),
-        ("[costs]\nupdate = -1.0\n", "costs.update"),
-        ("[costs]\nexchange = true\n", "expected costs.exchange to be a number, got True"),
-        ("[target]\ncritical_batch = 0\n", "target.critical_batch"),
-        ("[target]\nepochs = nan\n", "target.epochs"),
-        ("[cluster]\nlatency = inf\n", "cluster.latency"),
+        ("cluster.nodes=many", "expected numbers such as cluster.nodes=64"),
+        ("cluster.racks=2", "expected a known key in [cluster], got 'racks'"),
+        ("cluster.nodes=0", "cluster.nodes"),
+        ("cluster.nodes='two'", "expected cluster.nodes to be a whole number, got 'two'"),
+        ("costs.step=0.0", "expected costs.step to be above 0, got 0.0"),
+        ("costs.update=-1.0", "costs.update"),
+        ("costs.exchange=true", "expected costs.exchange to be a number, got True"),
+        ("cluster.latency=inf", "cluster.latency"),
     ],
 )
-def test_a_wrong_description_is_one_line(text, message, tmp_path):
-    (tmp_path / "cluster.toml").write_text(text)
+def test_a_wrong_description_is_one_line(setting, message):
     with pytest.raises(InputError) as error:
-        read_cluster(tmp_path / "cluster.toml")
+        described([setting])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def predict(tmp_path, *arguments):
     (tmp_path / "small.toml").write_text('[data]\nname = "digits"\ntrain_size = 256\n')
-    (tmp_path / "cluster.toml").write_text(GIVEN)
     command = ["scale", str(tmp_path / "small.toml"), *arguments, "--out", str(tmp_path / "out")]
     return CliRunner().invoke(app, command)
 
 
 def test_the_command_predicts_from_given_costs(tmp_path):
-    cluster = ["--cluster", str(tmp_path / "cluster.toml")]
-    done = predict(tmp_path, "--predict", *cluster, "--nodes", "8", "--json")
+    done = predict(tmp_path, "--predict", *GIVEN, "training.epochs=3", "--json")
     assert done.exit_code == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["cluster"] == {"nodes": 8, "accelerators": 1, "gigabits": 25, "latency": 5e-5}
     assert told["costs"]["step"] == 0.2
     assert max(row["nodes"] for row in told["rows"]) == 8
     assert json.loads((tmp_path / "out/predicted.json").read_text())["rows"] == told["rows"]
-    done = predict(tmp_path, "one", "async 2+1", "--predict", *cluster)
+    done = predict(tmp_path, "one", "async 2+1", "--predict", *GIVEN)
     assert done.exit_code == 0, done.stderr
     assert "Predicted configurations" in " ".join(done.stdout.split())
     assert "recommended: async 2+1" in done.stdout
@@ -306,30 +282,24 @@ def test_the_command_predicts_from_given_costs(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nodes", "4"], "expected --predict with a description of a cluster"),
-        (["--predict", "--nodes", "0"], "cluster.nodes"),
-        (["--predict", "--cluster", "nowhere.toml"], "cannot read nowhere.toml"),
+        (["one", "cluster.nodes=4"], "expected a known section, got 'cluster'"),
+        (["--predict", "--target-loss", "0.5"], "expected --target-loss without --predict"),
+        (["--predict", "--same-update"], "expected --same-update without --predict"),
     ],
 )
-def test_wrong_options_are_refused(arguments, message, tmp_path):
+def test_options_that_do_not_fit_are_refused(arguments, message, tmp_path):
     done = predict(tmp_path, *arguments)
     assert done.exit_code == 2
     assert message in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def made_run(seconds, *, served=None):
-    line = {"samples": 64, "steps": 2, "seconds": seconds, "pruned": False}
-    if served is not None:
-        line["distributed"] = {"seconds": served, "staleness": [2], "dropped": 0}
-    recipe = {"training": {"batch_size": 32}, "distributed": {"group": 1}}
-    return Run(Path("nowhere"), made_summary(parameters=1_000_000), [line] * 3, recipe)
-
-
 def test_costs_come_from_runs_of_one_process_and_of_one_worker_with_a_server():
-    one = Scaled(configuration("one"), made_run(1.0))
+    sizes = {"samples": 64, "batch_size": 32, "parameters": 1_000_000}
+    one = made_scaled("one", [1.0] * 3, [1.0] * 3, **sizes)
     assert costs_of_runs([one]) == Costs(0.5, 32, 4.0)
-    served = Scaled(configuration("async 1+1"), made_run(1.4, served={"apply": 0.3}))
+    report = {"seconds": {"apply": 0.3}, "staleness": [2]}
+    served = made_scaled("async 1+1", [1.4] * 3, [1.0] * 3, distributed=report, **sizes)
     costs = costs_of_runs([served, one])
     assert (costs.exchange, costs.update) == pytest.approx((0.05, 0.15))
     assert dataclasses.replace(costs, exchange=0.0, update=0.0) == Costs(0.5, 32, 4.0)
@@ -350,12 +320,3 @@ def test_a_step_is_measured_by_training(tmp_path):
     assert (costs.samples, costs.exchange, costs.update) == (32, 0.25, 0)
     assert costs.megabytes == pytest.approx(0.248, rel=0.01)  # LeNet has 62,006 parameters.
     assert 0 < costs.step < 10
-
-
-@pytest.mark.parametrize(
-    "options", [["--baseline", "one"], ["--target-loss", "0.5"], ["--same-update"]]
-)
-def test_options_of_a_training_are_refused_with_a_prediction(tmp_path, options):
-    done = predict(tmp_path, "--predict", "--bandwidth", "25", *options)
-    assert done.exit_code == 2
-    assert f"expected {options[0]} without --predict" in done.output

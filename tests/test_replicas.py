@@ -62,7 +62,6 @@ def ranks(rank, folder):
                 "state": stopped.state_dict(),
                 "resumed_seen": before + after,
                 "resumed_counts": resumed.counts,
-                "own_policy": own_policy(),
                 "others": {name: interrupted(policy) for name, policy in OTHERS.items()},
                 "observed": observed(),
                 "recorded_differently": recorded_differently(rank),
@@ -90,38 +89,12 @@ def refusal(call):
         return str(error)
 
 
-def own_policy(batch=BATCH):
-    """Train with the policy of the example, with a resume in the middle of an epoch."""
-    policy = runpy.run_path(str(EXAMPLE))["SkipEasiest"](EPOCHS, warmup=1)
-    stopped = fp.Pruner(OWN_N, policy, seed=1, batch_size=batch)
-    seen = []
-    plans = {}
-    for epoch in stopped.epochs():
-        plans[epoch] = stopped.plan.kept.tolist()
-        for number, indices in enumerate(stopped.sampler.order().split(batch)):
-            if (epoch, number) == (4, 2):
-                break
-            stopped.record(indices, losses_of(epoch, indices))
-            seen.append((epoch, sorted(indices.tolist())))
-        if epoch == 4:
-            break
-    stopped.synchronize()
-    resumed = fp.Pruner(OWN_N, policy, seed=1, batch_size=batch)
-    resumed.load_state_dict(stopped.state_dict())
-    for epoch in resumed.epochs():
-        plans[epoch] = resumed.plan.kept.tolist()
-        for indices in resumed.sampler.order().split(batch):
-            resumed.record(indices, losses_of(epoch, indices))
-            seen.append((epoch, sorted(indices.tolist())))
-    learned: Any = resumed.policy
-    return {"seen": seen, "plans": plans, "last": torch.tensor(learned.last)}
-
-
 OTHERS = {
     "repb": fp.RePB(EPOCHS, 0.3, rescale=False),
     "align-prune": fp.AlignPrune(EPOCHS, 0.3, trajectory=2, rescale=False),
     "infobatch": fp.InfoBatch(EPOCHS, save=0.2, anneal=0.15, rescale=False),
     "adaptive": fp.Adaptive(EPOCHS, save=0.3, rates=[1] * EPOCHS, first_epoch=2),
+    "own": runpy.run_path(str(EXAMPLE))["SkipEasiest"](EPOCHS, warmup=1),
 }
 
 
@@ -394,24 +367,6 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(two_ranks):
 
     # Without synchronize(), no state is made.
     assert "synchronize" in first["careless"]
-
-
-def test_a_policy_of_ones_own_learns_the_losses_of_all_ranks(two_ranks):
-    first, second = (rank["own_policy"] for rank in two_ranks)
-    alone = own_policy(batch=BATCH * WORLD)
-    pruned = [epoch for epoch, kept in alone["plans"].items() if len(kept) < OWN_N]
-    assert len(pruned) == 3
-    assert first["plans"] == second["plans"] == alone["plans"]
-    assert torch.equal(first["last"], alone["last"])
-    assert torch.equal(second["last"], alone["last"])
-    joined = [
-        (epoch, sorted(mine + theirs))
-        for (epoch, mine), (_, theirs) in zip(first["seen"], second["seen"], strict=True)
-    ]
-    assert joined == alone["seen"]
-    for epoch, kept in alone["plans"].items():
-        trained = [index for e, indices in joined if e == epoch for index in indices]
-        assert sorted(trained) == kept
 
 
 @pytest.mark.parametrize("name", OTHERS)

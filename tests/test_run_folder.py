@@ -239,7 +239,6 @@ def test_a_history_cannot_begin_in_the_middle_of_a_run(tmp_path):
         train(small(), folder, resume=True)
 
 
-@pytest.mark.filterwarnings("ignore:policy .* skips no sample in any:UserWarning")
 def test_the_counts_of_an_earlier_start_are_removed(tmp_path):
     folder = stopped(tmp_path / "run", 2, "run.checkpoint_every=4", "pruning.window=1")
     assert sorted(p.name for p in (folder / "counts").iterdir()) == [

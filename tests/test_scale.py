@@ -11,12 +11,11 @@ import sys
 import threading
 import time
 import xml.dom.minidom
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from made_runs import made_summary
+from made_runs import made_scaled
 from rich.console import Console
 from test_report import parse_strictly
 from typer.testing import CliRunner
@@ -43,7 +42,6 @@ from fineprune.report.scaling.figures import (
 from fineprune.report.scaling.page import scale_caveats
 from fineprune.report.scaling.tables import scale_tables
 from fineprune.report.table import rich_table
-from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
 
 # Configurations
@@ -61,8 +59,8 @@ from fineprune.training.recipe import make_recipe
         ("mixed 4+2 dedicated group=2 bound=3", 4, 2, 4),
         ("mixed 16+3 group=4", 16, 3, 4),
         ("all-reduce 8 group=4", 8, 0, 2),
-        ("async 4+1 lr=0.05 epochs=40 seeds=3", 4, 1, 4),
-        ("one epochs=3", 1, 0, 1),
+        ("async 4+1 lr=0.05", 4, 1, 4),
+        ("one lr=.5", 1, 0, 1),
     ],
 )
 def test_a_configuration_is_parsed(text, workers, servers, nodes):
@@ -76,14 +74,14 @@ def test_a_configuration_replaces_the_strategy_of_the_recipe(text):
     """Or else, the single process that all others are compared with would have workers."""
     plain, chosen = make_recipe({}), configuration(text)
     kept = {"gradients": "bfloat16", "silence_seconds": 9.0}
-    expected = configured(plain.replaced("distributed", **kept), chosen, same_update=False)
+    expected = configured(plain.replaced("distributed", **kept), chosen)
     for others in (
         {"strategy": "sync", "workers": 4, "servers": 2, "backup": 1, "placement": "dedicated"},
         {"strategy": "mixed", "workers": 4, "group": 2, "staleness_bound": 3},
         {"simulate": 3, "simulate_as": "async", "step_seconds": (1.0, 2.0, 1.0)},
     ):
         recipe = plain.replaced("distributed", **kept, **others)
-        assert configured(recipe, chosen, same_update=False) == expected
+        assert configured(recipe, chosen) == expected
 
 
 def test_a_configuration_changes_the_recipe():
@@ -103,13 +101,8 @@ def test_a_configuration_changes_the_recipe():
         for text in ("one", "all-reduce 2", "async 2+1", "sync 2+1", "sync 5+1 backup=1")
     }
     assert list(sizes.values()) == [64, 32, 64, 32, 16]
-    assert configured(recipe, configuration("sync 2+1"), same_update=False).training == (
-        recipe.training
-    )
-    training = recipe.replaced("training", epochs=8, milestones=[4, 6])
-    shorter = configured(training, configuration("one lr=0.05 epochs=4"), same_update=False)
-    assert (shorter.training.epochs, shorter.training.lr) == (4, 0.05)
-    assert shorter.training.milestones == (2, 3)
+    assert configured(recipe, configuration("sync 2+1")).training == (recipe.training)
+    assert configured(recipe, configuration("one lr=0.05")).training.lr == 0.05
 
 
 @pytest.mark.parametrize(
@@ -121,14 +114,13 @@ def test_a_configuration_changes_the_recipe():
         ("all-reduce 1", "expected at least two processes"),
         (
             "sync 2+1 speed=3",
-            "expected one of group, backup, bound, lr, epochs, seeds, got 'speed'",
+            "expected one of group, backup, bound, lr, got 'speed'",
         ),
-        ("one backup=1", "expected one of lr, epochs, seeds, got 'backup'"),
+        ("one backup=1", "expected one of lr, got 'backup'"),
         ("all-reduce 4 group=3", "expected group= to divide the 4 processes"),
-        ("one epochs=2.5", "expected a whole number as epochs=, got '2.5'"),
+        ("async 2+1 bound=2.5", "expected a whole number as bound=, got '2.5'"),
         ("one lr=1-2", "expected a number as lr="),
-        ("one lr=1 lr=2", "expected lr= once"),
-        ("one seeds=0", "expected seeds= from 1 to 100"),
+        ("one lr=1 lr=2", "expected each option once"),
         ("async 0+1", "expected distributed.workers to be at least 1, got 0"),
         ("sync 1+0", "expected distributed.servers to be at least 1, got 0"),
         ("async 2+1 group=0", "expected distributed.group to be at least 1, got 0"),
@@ -163,23 +155,6 @@ def test_incompatible_settings_are_refused_before_the_training(tmp_path, text, m
 # Measures
 
 
-def made_run(seconds, losses, *, samples=100, pruned=(), distributed=None, accuracy=0.5, group=1):
-    metrics = []
-    for epoch, (duration, loss) in enumerate(zip(seconds, losses, strict=True)):
-        line = {
-            "epoch": epoch,
-            "seconds": duration,
-            "train_loss": loss,
-            "pruned": epoch in pruned,
-            "samples": samples,
-            "steps": 10,
-        }
-        metrics.append(line if distributed is None else line | {"distributed": distributed})
-    summary = made_summary(accuracy_last=accuracy, seconds_train=sum(seconds))
-    recipe = {"distributed": {"group": group}, "training": {"batch_size": 10}}
-    return Run(Path("nowhere"), summary, metrics, recipe)
-
-
 @pytest.fixture
 def made_runs():
     report = {
@@ -188,11 +163,10 @@ def made_runs():
         "seconds": {"compute": 0.5, "pull": 0.25, "apply": 0.125},
     }
     return [
-        Scaled(configuration("one"), made_run([9, 4, 4, 4], [3, 2, 1, 0.5])),
-        Scaled(configuration("all-reduce 2"), made_run([9, 2, 2, 2], [3, 2.5, 1, 0.8])),
-        Scaled(
-            configuration("async 2+2 dedicated"),
-            made_run([9, 2, 2.5, 4], [3, 0.5, 2, 0.9], pruned=[1], distributed=report),
+        made_scaled("one", [9, 4, 4, 4], [3, 2, 1, 0.5]),
+        made_scaled("all-reduce 2", [9, 2, 2, 2], [3, 2.5, 1, 0.8]),
+        made_scaled(
+            "async 2+2 dedicated", [9, 2, 2.5, 4], [3, 0.5, 2, 0.9], pruned=[1], distributed=report
         ),
     ]
 
@@ -206,22 +180,19 @@ def test_measures_are_those_of_the_paper(made_runs):
     assert (served.speedup, served.efficiency) == (1.6, 0.4)
 
 
-def test_any_configuration_can_be_the_baseline(made_runs):
-    one, reduced, served = scale_rows(made_runs, baseline="all-reduce  2")
+def test_the_first_configuration_is_the_baseline(made_runs):
+    reduced, one, served = scale_rows([made_runs[1], made_runs[0], made_runs[2]])
     assert (one.speedup, reduced.speedup, served.speedup) == (0.5, 1, 0.8)
     # Per accelerator of the baseline, which has two: half as many, as many, and twice as many.
     assert (one.efficiency, reduced.efficiency, served.efficiency) == (1, 1, 0.4)
     assert served.speedup_to_target == pytest.approx(14 / 17.5)
-    with pytest.raises(InputError, match="expected the baseline to be one of 'one', "):
-        scale_rows(made_runs, baseline="async 8+1")
 
 
 def test_runs_with_several_seeds_are_one_row(made_runs):
-    config = configuration("async 2+1 seeds=2")
-    report = {"staleness": [4, 1], "dropped": 0, "seconds": {"compute": 1.0}}
+    report = {"staleness": [4, 1], "seconds": {"compute": 1.0}}
     pair = [
-        Scaled(config, made_run([9, 2, 4], [3, 2, loss], distributed=report, accuracy=accuracy))
-        for loss, accuracy in ((0.5, 0.5), (0.7, 0.6))
+        made_scaled("async 2+1", [9, 2, 4], [3, 2, loss], distributed=report, accuracy_last=last)
+        for loss, last in ((0.5, 0.5), (0.7, 0.6))
     ]
     *_, row = scale_rows([*made_runs, *pair], target_loss=1.0)
     assert (row.seeds, row.throughput) == (2, 37.5)
@@ -245,9 +216,8 @@ def test_a_slow_worker_is_seen(made_runs):
         {"samples": 80, "staleness": [0, 8], "seconds": {"compute": 0.4, "wait": 0.1}},
         {"samples": 20, "staleness": [0, 0, 0, 2], "seconds": {"compute": 0.5}},
     ]
-    report = {"staleness": [0, 8, 0, 2], "dropped": 0, "seconds": {"compute": 0.9}}
-    served = made_run([4, 4], [2, 1], distributed={**report, "workers": workers})
-    (row,) = scale_rows([Scaled(configuration("async 2+1"), served)])
+    report = {"staleness": [0, 8, 0, 2], "seconds": {"compute": 0.9}, "workers": workers}
+    (row,) = scale_rows([made_scaled("async 2+1", [4, 4], [2, 1], distributed=report)])
     fast, slow = row.each
     assert (fast.share, slow.share) == (0.8, 0.2)
     assert (fast.staleness_mean, slow.staleness_mean) == (1, 3)
@@ -288,7 +258,7 @@ def test_staleness_dropped_gradients_and_phases(made_runs):
 
 def paper_rows():
     """Rows with the throughput of the paper's Table 2, and of four accelerators in a node."""
-    made = scale_rows([Scaled(configuration("one"), made_run([1, 1], [2, 1]))])[0]
+    made = scale_rows([made_scaled("one", [1, 1], [2, 1])])[0]
     table = {"one": 33.0, "all-reduce 4": 124.18, "mixed 8+1 group=4": 195.60,
              "mixed 16+3 group=4": 383.09, "mixed 32+7 group=4": 809.10}  # fmt: skip
     rows = []
@@ -329,7 +299,7 @@ def test_every_point_of_the_papers_figure_2_lies_inside_its_panel(monkeypatch):
 
 
 def test_a_loss_curve_of_one_point_is_drawn(monkeypatch):
-    run = Scaled(configuration("one"), made_run([4, 4], [2, 1], pruned=[1]))
+    run = made_scaled("one", [4, 4], [2, 1], pruned=[1])
     ((points, (left, right), (bottom, top)),) = drawn_points(
         lambda: draw_loss([run], None), monkeypatch
     )
@@ -340,14 +310,15 @@ def test_a_loss_curve_of_one_point_is_drawn(monkeypatch):
 
 
 def test_the_loss_is_noted_several_times_per_epoch():
-    run = made_run([4, 4], [3, 2])
+    scaled = made_scaled("one", [4, 4], [3, 2])
+    run = scaled.run
     for line, parts in zip(run.metrics, ([4, 2], [2.5, 1.5]), strict=True):
         line["losses"] = parts
     # The mean over as many batches as an epoch has.
     assert loss_curve(run) == [
         (0.5, 50, 2, 4), (1, 100, 4, 3), (1.5, 150, 6, 2.25), (2, 200, 8, 2),
     ]  # fmt: skip
-    (row,) = scale_rows([Scaled(configuration("one"), run)], target_loss=2.5)
+    (row,) = scale_rows([scaled], target_loss=2.5)
     assert row.seconds_to_target == pytest.approx(4 + 2 * 0.5 / 0.75)
 
 
@@ -358,7 +329,8 @@ def table_lines(rows):
 
 @pytest.mark.parametrize("columns", [80, 200])
 def test_tables_fit_the_terminal_without_breaks_inside_words(made_runs, columns):
-    rows = scale_rows([*made_runs, Scaled(configuration("mixed 8+4 group=2"), made_runs[2].run)])
+    mixed = configuration("mixed 8+4 group=2")
+    rows = scale_rows([*made_runs, Scaled(mixed, made_runs[2].run)])
     for table in scale_tables(rows):
         output = io.StringIO()
         console = Console(width=columns, file=output)
@@ -373,16 +345,9 @@ def test_tables_fit_the_terminal_without_breaks_inside_words(made_runs, columns)
             assert " ".join(table.headers) in " ".join(printed.split())
 
 
-def test_without_a_single_process_there_is_no_speedup(made_runs):
-    rows = scale_rows(made_runs[1:])
-    assert [row.speedup for row in rows] == [None, None]
-    assert draw_speedup(rows[1:]) is None
-    assert ("all-reduce 2", "1", "50.0", "50.0-50.0", "-", "-") in table_lines(rows)
-
-
 def test_a_run_of_one_epoch_cannot_be_measured():
     with pytest.raises(ValueError, match="at least two epochs"):
-        scale_rows([Scaled(configuration("one"), made_run([1], [1]))])
+        scale_rows([made_scaled("one", [1], [1])])
 
 
 def test_figures_are_well_formed_and_reproducible(made_runs):
@@ -415,20 +380,12 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
         '[run]\nthreads = 1\ndevice = "cpu"\n'
     )
     out = tmp_path / "out"
-    command = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2", "one lr=0.01 seeds=2"]
-    command += ["--out", str(out), "--json", "--baseline", "all-reduce 2"]
+    command = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2"]
+    command += ["--out", str(out), "--json"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.stderr
-    one, reduced, served, seeded = json.loads(done.stdout)["rows"]
-    assert reduced["speedup"] == 1
-    assert (seeded["seeds"], seeded["accuracy_deviation"] > 0) == (2, True)
-    recipes = [(out / name / "recipe.toml").read_text() for name in ("one", "one-lr-0-01-seeds-2")]
-    recipes.append((out / "one-lr-0-01-seeds-2-seed-2/recipe.toml").read_text())
-    assert [re.findall(r"^(?:lr|seed) = (.+)", text, re.M) for text in recipes] == [
-        ["0.02", "0"],
-        ["0.01", "0"],
-        ["0.01", "1"],
-    ]
+    one, reduced, served = json.loads(done.stdout)["rows"]
+    assert one["speedup"] == 1
     assert reduced["workers"] == 2
     assert reduced["updates"] == one["updates"] / 2
     # Training with one asynchronous worker equals training in one process.
@@ -441,10 +398,10 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     assert "async 1+2" in page
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
-    assert len(before) == 5
+    assert len(before) == 3
     assert CliRunner().invoke(app, command).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")} == before
-    assert len(read_scaling(out).runs) == 5
+    assert len(read_scaling(out).runs) == 3
     changed = CliRunner().invoke(app, [*command, "training.lr=0.01"])
     assert changed.exit_code == 2
     assert "give another --out" in changed.stderr
@@ -469,7 +426,7 @@ def test_all_nodes_find_the_recipe_and_their_reason_is_told(tmp_path, monkeypatc
     (folder / "one.toml").write_text("a file of the user")
     run = PlannedRun("one", make_recipe({}), folder / "one")
     with pytest.raises(RunError, match="'one' failed: True"):
-        list(run_jobs([run], 1, lambda: None, launcher=lambda _: launcher))
+        list(run_jobs([run], {}, lambda line: None, launcher=lambda _: launcher))
     assert sorted(path.name for path in folder.iterdir()) == ["one.log", "one.toml"]
 
 
@@ -527,8 +484,8 @@ def test_a_run_whose_experiment_ends_follows_it_where_the_parent_keeps_its_numbe
 
 def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():
     runs = [
-        Scaled(configuration("one"), made_run([9, 4], [3, 2], pruned=[0, 1])),
-        Scaled(configuration("all-reduce 2"), made_run([9, 2], [3, 2.5], pruned=[0, 1])),
+        made_scaled("one", [9, 4], [3, 2], pruned=[0, 1]),
+        made_scaled("all-reduce 2", [9, 2], [3, 2.5], pruned=[0, 1]),
     ]
     rows = scale_rows(runs)
     assert [row.target_loss for row in rows] == [None, None]
@@ -537,21 +494,21 @@ def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():
     assert [row.seconds_to_target for row in scale_rows(runs, 0.1)] == [None, None]
 
 
-def test_configurations_that_have_one_folder_are_refused_before_the_training(tmp_path):
-    both = [configuration("one lr=.5"), configuration("one lr=5")]
-    with pytest.raises(InputError, match="which both have one-lr-5"):
+def test_a_configuration_is_given_once_however_it_is_written(tmp_path):
+    both = [configuration("one lr=.5"), configuration("one  lr=0.5")]
+    with pytest.raises(InputError, match=r"each configuration once, got one lr=0.5, one lr=0.5"):
         scale(make_recipe({}), tmp_path / "out", both, title="t")
-    assert not (tmp_path / "out").exists()
+    assert configuration("one lr=.5").folder != configuration("one lr=5").folder
 
 
-def test_settings_of_the_recipe_that_do_not_count_are_named(tmp_path, caplog):
-    recipe = make_recipe(
-        {
-            "training": {"epochs": 1},
-            "distributed": {"strategy": "sync", "workers": 3, "backup": 1, "silence_seconds": 9.0},
-        }
-    )
-    with pytest.raises(InputError, match="at least 2"):
+def test_settings_of_the_recipe_that_do_not_count_are_named(tmp_path, caplog, monkeypatch):
+    def stop(*_, **__):
+        raise InputError("stopped")
+
+    monkeypatch.setattr("fineprune.experiments.scale.configured", stop)
+    strategy = {"strategy": "sync", "workers": 3, "backup": 1, "silence_seconds": 9.0}
+    recipe = make_recipe({"training": {"epochs": 2}, "distributed": strategy})
+    with pytest.raises(InputError, match="stopped"):
         scale(recipe, tmp_path / "out", [configuration("one")], title="t")
     (message,) = caplog.messages
     assert message.startswith("distributed.backup of the recipe is ignored")

@@ -51,21 +51,11 @@ def test_the_closed_form_as_printed_says_54():
     assert isinstance(number, int)
 
 
-def test_the_closed_form_uses_formula_3_where_windows_fill_the_training():
-    # (floor(30 / 3) * 2 + 30 mod 3) * 3 windows
-    assert fp.closed_form_pruned_epochs(fp.Schedule(**{**PAPER, "epochs": 180})) == 60
-
-
 def test_the_closed_form_needs_one_window():
     schedule = fp.Schedule.from_milestones(200, [60, 120, 160], start=0.5)
     with pytest.raises(ValueError, match="window") as error:
         fp.closed_form_pruned_epochs(schedule)
     one_line(error)
-
-
-def test_pruned_epochs_counts_what_prunes_says():
-    schedule = fp.Schedule(**PAPER)
-    assert schedule.pruned_epochs() == len(pruned(schedule))
 
 
 def test_epochs_count_from_0_where_the_paper_counts_from_1():
@@ -92,12 +82,6 @@ def test_the_start_is_cut_to_an_integer_at_every_attenuation():
     schedule = fp.Schedule(epochs=23, window=6, start=5, attenuation=1.5)
     positions = [(epoch + 1) // 6 * 10 + (epoch + 1) % 6 for epoch in pruned(schedule)]
     assert positions == [5, 13, 14, 15, 22, 23, 24, 25, 31, 32, 33, 34, 35]
-
-
-def test_a_window_longer_than_the_training_never_clears():
-    schedule = fp.Schedule(epochs=5, window=100, start=3)
-    assert cleared(schedule) == []
-    assert pruned(schedule) == [2, 3, 4]
 
 
 # --- wrong input -----------------------------------------------------------------------------
@@ -143,31 +127,19 @@ def test_an_epoch_out_of_range_is_an_error(ask, epoch):
     one_line(error, str(epoch))
 
 
-@pytest.mark.parametrize("milestones", [[10, 5], [5, 5], [0, 5], [-5, 5], [2.5]])
-def test_wrong_milestones_are_an_error(milestones):
-    with pytest.raises(ValueError, match="milestones") as error:
-        fp.Schedule.from_milestones(20, milestones, start=0.5)
+@pytest.mark.parametrize(
+    ("milestones", "number", "start", "name"),
+    [
+        *((wrong, 1, 0.5, "milestones") for wrong in ([10, 5], [5, 5], [0, 5], [-5, 5], [2.5])),
+        *(([10], wrong, 0.5, "windows_per_interval") for wrong in (0, -1, 1.5)),
+        ([3, 10], 5, 0.5, "at most 3 windows_per_interval.* got 5"),
+        *(([10], 1, wrong, "start") for wrong in (-0.1, 1.5, float("nan"))),
+    ],
+)
+def test_windows_that_cannot_be_made_are_an_error(milestones, number, start, name):
+    with pytest.raises(ValueError, match=name) as error:
+        fp.Schedule.from_milestones(20, milestones, number, start=start)
     one_line(error)
-
-
-@pytest.mark.parametrize("number", [0, -1, 1.5])
-def test_a_wrong_number_of_windows_is_an_error(number):
-    with pytest.raises(ValueError, match="windows_per_interval") as error:
-        fp.Schedule.from_milestones(20, [10], number, start=0.5)
-    one_line(error, str(number))
-
-
-def test_more_windows_than_epochs_in_an_interval_is_an_error():
-    with pytest.raises(ValueError, match="window") as error:
-        fp.Schedule.from_milestones(20, [3, 10], 5, start=0.5)
-    one_line(error, "5", "3")
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
-def test_a_start_that_is_no_share_is_an_error(share):
-    with pytest.raises(ValueError, match="start") as error:
-        fp.Schedule.from_milestones(20, [10], start=share)
-    one_line(error, str(share))
 
 
 # --- from_milestones -------------------------------------------------------------------------

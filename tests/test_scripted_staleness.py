@@ -1,5 +1,6 @@
 """Real workers that follow a script have the staleness that the simulation of it predicts."""
 
+import itertools
 import random
 import time
 
@@ -10,12 +11,15 @@ from torch import nn
 pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.start import parameter_servers
-from fineprune.distributed.parameter_servers.update_rule import UpdateRule, simulated_updates
+from fineprune.distributed.parameter_servers.update_rule import UpdateRule
+from fineprune.distributed.simulated_workers import simulated_updates
 from fineprune.distributed.strategy import Strategy
 
 pytestmark = pytest.mark.usefixtures("running_ray")
 
 BATCHES = 10
+# The simulation has no end. Until so many updates, it begins no more batches than the training has.
+UPDATES = BATCHES - 2
 # The seconds that each worker's steps take. They were found by search, so that the order of the
 # updates stays the same if each step takes up to NOISE seconds longer, and so that under each
 # strategy the updates come from different workers and differ in staleness.
@@ -28,7 +32,6 @@ NOISE = 0.1
 STRATEGIES = {
     "async": Strategy("async", workers=3, servers=2),
     "async, bound 2": Strategy("async", workers=3, servers=2, staleness_bound=2),
-    "sync, 1 backup": Strategy("sync", workers=3, servers=2, backup=1),
 }
 
 
@@ -37,10 +40,10 @@ def delay(worker, step):
 
 
 def simulated(strategy, delay):
-    """Return the version, the staleness and the workers of each update."""
-    rule = UpdateRule(strategy.quorum if strategy.synchronous else None, strategy.staleness_bound)
-    updates = simulated_updates(rule, strategy.workers, delay, BATCHES)
-    return [(update.version, update.staleness, list(update.workers)) for update in updates]
+    """Return the version, the staleness and the worker of each update."""
+    rule = UpdateRule(bound=strategy.staleness_bound)
+    updates = itertools.islice(simulated_updates(rule, strategy.workers, delay), UPDATES)
+    return [(update.version, update.staleness, update.worker) for update in updates]
 
 
 class Replica:
@@ -67,22 +70,16 @@ def make_optimizer(parameters):
 
 
 def trained(strategy):
-    """Return the version, the staleness and the workers of each update."""
+    """Return the version, the staleness and the worker of each update."""
     with parameter_servers(strategy, nn.Linear(2, 1), Replica, make_optimizer) as server:
         server.wait_for_workers()
         batches = list(torch.arange(BATCHES).split(1))
         result = server.run_epoch(0, batches, lambda applied: 0.1)
     updates = sorted(result.updates, key=lambda update: update.version)
-    return [(one.version, one.staleness, sorted(one.losses.int().tolist())) for one in updates]
+    return [(one.version, one.staleness, one.losses.int().item()) for one in updates[:UPDATES]]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "async, bound 2",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("async", "sync, 1 backup")),
-    ],
-)
+@pytest.mark.parametrize("name", ["async, bound 2", pytest.param("async", marks=pytest.mark.long)])
 def test_updates_are_those_of_the_simulation(name):
     strategy = STRATEGIES[name]
     expected = simulated(strategy, delay)

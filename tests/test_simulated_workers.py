@@ -14,81 +14,56 @@ from fineprune.training.recipe import make_recipe
 from fineprune.training.trainer import train
 
 
-def descend(workers, steps, rate=0.1, start=1.0):
-    """Minimise p^2 / 2 with N simulated workers; return the values of p and each staleness."""
+def descend(steps, workers, epoch=0, **options):
+    """Minimise p^2 / 2 with simulated workers; return the values of p."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
-    nn.init.constant_(model.weight, start)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-    simulated = SimulatedWorkers(model, workers)
-    simulated.begin_epoch()
-    path, staleness = [], []
+    nn.init.constant_(model.weight, 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    simulated = SimulatedWorkers(model, workers, **options)
+    simulated.begin_epoch(epoch)
+    path = []
     for _ in range(steps):
-        staleness.append(simulated.staleness)
         optimizer.zero_grad()
         (model.weight**2 / 2).sum().backward()
         simulated.step(optimizer)
         path.append(simulated.state_dict()["server"][0].item())
     simulated.end_epoch()
     assert model.weight.item() == path[-1]
-    return path, staleness
+    return path
+
+
+def by_hand(staleness):
+    """The gradient of p^2 / 2 is p, here the p of ``staleness`` updates ago."""
+    weights = [1.0]
+    for step, behind in enumerate(staleness):
+        weights.append(weights[-1] - 0.1 * weights[step - behind])
+    return pytest.approx(weights[1:], rel=1e-12)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_gradients_are_as_stale_as_workers_that_take_turns_make_them(workers):
-    path, staleness = descend(workers, 12)
-    assert staleness == [min(step, workers - 1) for step in range(12)]
-    # By hand: the gradient of p^2 / 2 is p, here the p of ``staleness`` updates ago.
-    weights = [1.0]
-    for step in range(12):
-        weights.append(weights[-1] - 0.1 * weights[step - staleness[step]])
-    assert path == pytest.approx(weights[1:], rel=1e-12)
+    assert descend(12, workers) == by_hand([min(step, workers - 1) for step in range(12)])
 
 
-def test_a_slow_worker_is_stale_and_makes_the_others_less_so():
-    model = nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    simulated = SimulatedWorkers(model, 3, seconds=(1.0, 1.0, 3.5))
-    simulated.begin_epoch()
-    seen = []
-    for _ in range(15):
-        seen.append((simulated.turn, simulated.staleness))
-        model.weight.grad = torch.zeros_like(model.weight)
-        simulated.step(optimizer)
-    # The third one ends at 3.5 and 7; the others at 1, 2, 3 and so on, the first one first.
-    assert [worker for worker, _ in seen] == [0, 1, 0, 1, 0, 1, 2, 0, 1, 0, 1, 0, 1, 0, 1]
-    assert [staleness for _, staleness in seen] == [0, 1, 1, 1, 1, 1, 6, 2, 2, 1, 1, 1, 1, 1, 1]
+@pytest.mark.parametrize(
+    ("bound", "staleness"),
+    [
+        (None, [0, 1, 1, 1, 1, 1, 6, 2, 2, 1, 1, 1, 1, 1, 1]),
+        # The others wait for it before their third update.
+        (2, [0, 1, 2, 2, 2] * 3),
+    ],
+)
+def test_a_slow_worker_is_stale_unless_the_others_wait_for_it(bound, staleness):
+    """Without a bound, it ends at 3.5 and 7; the others at 1, 2, 3 and so on, the first first."""
+    assert descend(15, 3, seconds=(1.0, 1.0, 3.5), bound=bound) == by_hand(staleness)
 
 
 def test_durations_with_a_spread_are_drawn_from_the_seed_and_the_epoch():
-    model = nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-
-    def turns(seed, epoch):
-        simulated = SimulatedWorkers(model, 4, spread=0.5, seed=seed)
-        simulated.begin_epoch(epoch)
-        seen = []
-        for _ in range(40):
-            seen.append(simulated.turn)
-            model.weight.grad = torch.zeros_like(model.weight)
-            simulated.step(optimizer)
-        return seen
-
-    assert turns(1, 0) == turns(1, 0)
-    assert len({tuple(turns(*place)) for place in ((1, 0), (2, 0), (1, 1))}) == 3
-
-
-def test_a_bound_holds_back_the_fast_workers():
-    model = nn.Linear(1, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    most = {}
-    for bound in (None, 2):
-        simulated = SimulatedWorkers(model, 3, seconds=(1.0, 1.0, 9.5), bound=bound)
-        most[bound] = 0
-        for _ in range(60):
-            most[bound] = max(most[bound], simulated.staleness)
-            model.weight.grad = torch.zeros_like(model.weight)
-            simulated.step(optimizer)
-    assert most == {None: 20, 2: 2}
+    paths = [
+        descend(40, 4, epoch, spread=0.5, seed=seed) for seed, epoch in ((1, 0), (2, 0), (1, 1))
+    ]
+    assert paths[0] == descend(40, 4, spread=0.5, seed=1)
+    assert len(set(map(tuple, paths))) == 3
 
 
 def recipe(*changes):
@@ -196,8 +171,8 @@ def test_a_slow_worker_resumes_inside_an_epoch(three_workers, tmp_path, monkeypa
         ),
         (["step_seconds=[1.0, 2.0]"], "step_seconds to have 4 numbers"),
         (["step_seconds=[1.0, 2.0, 0.0, 1.0]"], "distributed.step_seconds"),
-        (["simulate_as=sync", "step_spread=0.1"], "whose updates do not depend on them"),
-        (["simulate=0", "step_spread=0.1"], "with distributed.simulate, got none: set it to"),
+        (["simulate_as=sync", "step_spread=0.1"], "step_spread with simulate_as async or mixed"),
+        (["simulate=0", "step_spread=0.1"], "step_spread with simulate_as async or mixed only"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes, message):

@@ -1,6 +1,5 @@
 """Small promises of ``Pruner`` that the larger tests would not notice if they were broken."""
 
-import itertools
 import pickle
 import re
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -18,56 +17,6 @@ from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.registry import POLICIES
 
 N, EPOCHS = 24, 4
-
-
-class Halving(fp.FullData):
-    """Keeps the first half of the samples."""
-
-    name = "halving"
-
-    def lengths(self):
-        return [N // 2] * self.epochs
-
-    def select(self, epoch, number, rng):
-        return fp.EpochPlan(epoch, torch.arange(number))
-
-
-def recorded(policy):
-    """A pruner that has recorded its first epoch, but has not ended it."""
-    pruner = fp.Pruner(N, policy)
-    order = torch.tensor(list(pruner.sampler))
-    pruner.record(order, torch.ones(len(order)))
-    return pruner
-
-
-TOO_LATE = (
-    "expected set_rates() before the training, got a call after losses were recorded: call it "
-    "before the first epoch and before load_state_dict()"
-)
-
-
-def test_rates_come_before_losses_and_before_states():
-    ended = recorded(fp.Adaptive(EPOCHS, save=0.2, rates=[1.0] * EPOCHS))
-    ended.end_epoch()
-    resumed = fp.Pruner(N, fp.Adaptive(EPOCHS, save=0.2, rates=[1.0] * EPOCHS))
-    resumed.load_state_dict(ended.state_dict())
-    for pruner in (ended, resumed, recorded(fp.Adaptive(EPOCHS, save=0.2, rates=[1.0] * EPOCHS))):
-        with pytest.raises(InputError, match=f"^{re.escape(TOO_LATE)}$"):
-            pruner.set_rates([1.0, 0.1, 0.1, 0.1])
-
-
-def test_an_index_may_be_a_list_wherever_losses_are_recorded():
-    pruner = fp.Pruner(N, Halving(EPOCHS))
-    pruner.observe(list(range(12)), torch.ones(12))
-    assert pruner.position.batches == 1
-
-
-def test_a_new_pruner_has_recorded_nothing_and_says_so():
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    assert pruner.position == fp.Position(0, 0, 0)
-    assert pruner.nonfinite == 0
-    assert pruner.sampler.state_dict() == {"epoch": 0, "yielded": 0}
-    assert "24 samples, policy" in repr(pruner)
 
 
 def test_a_batch_of_one_sample_per_rank_is_a_batch():
@@ -84,77 +33,6 @@ def test_the_state_of_a_loader_names_the_epoch_only_if_the_user_has_not():
     other.sampler.load_state_dict({"epoch": 2, "yielded": 5})
     assert other.sampler.epoch == 1
     assert len(list(other.sampler)) == N
-
-
-def test_a_state_is_refused_inside_the_loop_with_the_number_of_the_epoch():
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    state = pruner.state_dict()
-    for epoch in pruner.epochs():
-        pruner.record(torch.arange(N), torch.ones(N))
-        if epoch == 2:
-            with pytest.raises(InputError, match="got a call in epoch 2: load the state first"):
-                pruner.load_state_dict(state)
-
-
-def test_a_resumed_epoch_may_have_another_number_of_batches():
-    half = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=4)
-    for _ in half.epochs():
-        for index in torch.tensor(list(half.sampler)).split(4)[:3]:
-            half.record(index, torch.ones(4))
-        break
-    resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=6)
-    resumed.load_state_dict(half.state_dict())
-    epochs = []
-    for epoch in resumed.epochs():  # A warning would be an error here.
-        epochs.append(epoch)
-        for index in torch.tensor(list(resumed.sampler)).split(6):
-            resumed.record(index, torch.ones(len(index)))
-    assert epochs == list(range(EPOCHS))
-
-
-def test_the_length_of_an_ended_epoch_is_known_after_a_resume():
-    """A state saved after its end holds no plan of it."""
-
-    def make() -> fp.Pruner:
-        policy = fp.RandomPruning(fp.Schedule(2, window=2, start=0), 0.5)
-        return fp.Pruner(range(40), policy, batch_size=4)
-
-    pruner = make()
-    for index in pruner.sampler.order().split(4):
-        pruner.record(index, torch.rand(4))
-    pruner.end_epoch()
-    resumed = make()
-    resumed.load_state_dict(pruner.state_dict())
-    assert (resumed.batches(0), resumed.steps(0)) == (pruner.batches(0), pruner.steps(0)) == (5, 5)
-
-
-def test_a_state_holds_what_it_must_agree_with():
-    state = fp.Pruner(N, fp.FullData(EPOCHS), seed=7).state_dict()
-    assert (state["num_samples"], state["seed"]) == (N, 7)
-    assert state["settings"] == {"policy": "full"}
-
-
-def test_batches_that_a_framework_divides_need_their_size():
-    message = "expected batch_size (that of one rank) with sharded_by_loader, got None"
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        fp.Pruner(N, fp.FullData(EPOCHS), sharded_by_loader=True)
-
-
-@pytest.mark.parametrize("start", [-1, EPOCHS])
-def test_the_first_epoch_to_train_is_inside_the_training(start):
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    with pytest.raises(InputError, match=rf"^expected an epoch in 0\.\.3, got {start}"):
-        next(pruner.epochs(start))
-
-
-def test_a_loop_that_is_left_late_does_not_take_the_epoch_from_another_loop():
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    first, second = pruner.epochs(), pruner.epochs()
-    next(first)
-    assert next(second) == 0
-    del first
-    with pytest.raises(InputError, match="epoch 0"):
-        pruner.set_epoch(2)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -191,16 +69,6 @@ def test_an_epoch_that_is_read_and_not_recorded_counts_with_its_planned_steps():
     assert pruner.steps_done == EPOCHS * 3
 
 
-def test_logits_come_with_their_labels():
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    message = (
-        "expected logits and labels together, got only one of them: give record both, to "
-        "watch the labels, or neither"
-    )
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
-        pruner.record(torch.arange(4), torch.ones(4), torch.ones(4, 2))
-
-
 def test_an_epoch_takes_the_padding_of_its_last_batch_and_no_sample_more():
     ranks: dict[str, Any] = {"num_replicas": 2, "rank": 0}
     padded = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=10, **ranks)
@@ -214,12 +82,6 @@ def test_an_epoch_takes_the_padding_of_its_last_batch_and_no_sample_more():
         exact.record(torch.arange(first, first + 8), torch.ones(8))
     with pytest.raises(InputError, match="expected at most 24 samples in epoch 0"):
         exact.record(torch.arange(1), torch.ones(1))
-
-
-def test_the_seed_is_zero_unless_it_is_given_and_no_negative_number():
-    assert fp.Pruner(N, fp.FullData(EPOCHS)).state_dict()["seed"] == 0
-    with pytest.raises(InputError, match=r"^expected seed "):
-        fp.Pruner(N, fp.FullData(EPOCHS), seed=-1)
 
 
 def test_a_seed_chooses_the_same_samples_in_every_release():
@@ -238,48 +100,6 @@ def test_pruners_of_one_policy_do_not_learn_from_each_other():
     one.end_epoch()
     assert one.policy.counts.sum() > 0
     assert other.policy.counts.sum() == 0
-
-
-class Weighting(Halving):
-    """Gives each kept sample the weight two."""
-
-    name = "weighting"
-
-    def select(self, epoch, number, rng):
-        return fp.EpochPlan(epoch, torch.arange(number), torch.full((N,), 2.0))
-
-
-def test_a_weighted_mean_must_be_backpropagated_in_the_first_epoch():
-    pruner = fp.Pruner(N, Weighting(EPOCHS), batch_size=2)
-    losses = torch.ones(2, requires_grad=True)
-    for index in torch.tensor(list(pruner.sampler)).split(2):
-        assert pruner.record(index, losses).item() == 2
-    with pytest.raises(RuntimeError, match="to be backpropagated"):
-        pruner.end_epoch()
-
-
-@pytest.mark.parametrize("begins", ["start_epoch", "set_epoch", "epochs"])
-@pytest.mark.parametrize("ended", [True, False])
-def test_epochs_that_a_loaded_state_has_trained_are_not_trained_again(begins, ended):
-    stopped = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
-    for epoch in range(2):
-        stopped.start_epoch(epoch)
-        for index in stopped.sampler.order().split(8):
-            stopped.record(index, torch.ones(8))
-        if ended:
-            stopped.end_epoch()
-    resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
-    resumed.load_state_dict(stopped.state_dict())
-
-    def begin():
-        if begins == "epochs":
-            next(resumed.epochs(0))
-        else:
-            getattr(resumed, begins)(0)
-        resumed.record(resumed.sampler.order()[:8], torch.ones(8))
-
-    with pytest.raises(InputError, match="of epoch 0, which has ended"):
-        begin()
 
 
 def test_a_training_may_begin_with_a_later_epoch():
@@ -419,26 +239,6 @@ def steps_of_a_training(pruner, most=None):
     return steps
 
 
-@pytest.mark.parametrize("name", ["full", "fine-pruning", "rs2", "adaptive", "infobatch"])
-@pytest.mark.parametrize(("before", "after"), [(8, 12), (12, 8), (8, 24)])
-def test_an_epoch_that_keeps_its_plan_counts_with_the_steps_that_it_takes(name, before, after):
-    """Its plan was rounded to steps of the size before. A scheduler must not end too early."""
-    for samples, ended in itertools.product((500, 1000), range(4)):
-        pruner = fp.Pruner(samples, policy_named(name), batch_size=before)
-        for epoch in pruner.epochs():
-            for index in pruner.sampler.order().split(before):
-                pruner.observe(index, index % 7 + 1.0)
-            if epoch == ended:
-                break  # As a loop that saves at its end.
-        resumed = fp.Pruner(samples, policy_named(name), batch_size=after)
-        resumed.load_state_dict(pruner.state_dict())
-        again = fp.Pruner(samples, policy_named(name), batch_size=after)
-        again.load_state_dict(resumed.state_dict())
-        total, done = resumed.total_steps(), resumed.steps_done
-        assert total == again.total_steps()
-        assert done + steps_of_a_training(resumed) == total == resumed.steps_done
-
-
 def test_a_pruner_can_be_pickled_while_its_loader_is_in_use():
     pruner = fp.Pruner(TensorDataset(torch.zeros(N)), fp.FullData(EPOCHS), batch_size=4)
     loader = pruner.loader()
@@ -453,47 +253,7 @@ def test_what_is_set_on_an_indexed_data_set_is_set_on_its_own():
     assert data.tensors[0].sum() == indexed[0][1][0] * N == N
 
 
-def test_a_sampler_of_batches_gives_whole_batches():
-    data = fp.Indexed(TensorDataset(torch.arange(N) * 10))
-    batches = DataLoader(data, sampler=BatchSampler(range(N), 3, False), batch_size=None)
-    for index, (values,) in batches:
-        assert torch.equal(index * 10, values)
-
-
 # A line was forgotten
-
-
-def test_a_loop_that_begins_no_epoch_is_noticed():
-    pruner = fp.Pruner(TensorDataset(torch.zeros(N)), fp.RS2(EPOCHS, 0.5), batch_size=4)
-    list(pruner.loader())
-    list(pruner.loader())
-    with pytest.warns(RuntimeWarning, match=r"loaded 3 times .*: loop over pruner.epochs\(\)"):
-        list(pruner.loader())
-
-
-def test_a_last_batch_that_the_loader_drops_is_noticed():
-    pruner = fp.Pruner(N + 2, fp.FullData(EPOCHS), batch_size=4)
-
-    def train():
-        for _ in pruner.epochs():
-            for batch in torch.tensor(list(pruner.sampler)).split(4)[:-1]:
-                pruner.record(batch, torch.ones(4))
-
-    with pytest.warns(RuntimeWarning, match="epoch 1 recorded .* 24 of 26 .* drop_last"):
-        train()
-
-
-def test_a_scheduler_of_too_many_steps_is_refused():
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    pruner = fp.Pruner(40, fp.Adaptive(10, 0.3), batch_size=4)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
-    with pytest.raises(InputError, match="a OneCycleLR for 70 steps, got one for 100"):
-        pruner.set_rates(scheduler, by="steps")
-
-
-def test_rates_that_are_lists_are_refused():
-    with pytest.raises(InputError, match=r"expected learning rates as numbers, got \[0.1\]"):
-        fp.Adaptive(2, 0.3, lambda _: [0.1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -619,13 +379,8 @@ def test_numbers_that_are_texts_are_refused_in_one_line(call, said):
 
 def test_an_index_before_the_first_sample_is_out_of_range():
     assert fp.Indexed([4, 5])[-2] == (0, 4)
-    with pytest.raises(IndexError, match="index -3 is out of range for 2 items"):
+    with pytest.raises(IndexError):
         fp.Indexed([4, 5])[-3]
-
-
-def test_a_length_may_be_a_tensor_of_one_number():
-    policy = fp.FullData(2)
-    assert fp.Pruner(torch.tensor(12), policy, batch_size=4).num_samples == 12
 
 
 def test_losses_that_are_not_dense_are_refused():

@@ -248,14 +248,13 @@ def test_a_killed_training_continues_as_if_undisturbed(workers, buffer, undistur
         for index, _ in first:
             killed.record(index, losses_of(epoch, index))
             done = len(saved) + 1
-            saved[done] = killed.state_dict(), first.state_dict()
+            saved[done] = killed.state_dict()
     per_epoch = Counter(epoch for epoch, _ in expected)
     in_epoch = [sum(per_epoch[epoch] for epoch in range(e)) for e in range(9)]
     for done in (1, in_epoch[2] + 4, in_epoch[3], in_epoch[6] + 7, in_epoch[8] - 1):
         pruner = made()
-        pruner.load_state_dict(saved[done][0])
+        pruner.load_state_dict(saved[done])
         loader = loader_of(pruner, workers, buffer)
-        loader.load_state_dict(saved[done][1])
         assert train(pruner, loader) == expected[done:]
         assert pruner.counts.tolist() == counts
 
@@ -448,7 +447,9 @@ def test_every_rank_gets_the_promised_batches_and_says_what_is_missed(workers, d
         left_out = len(plan) - len(trained)
         again = sum(trained.values()) - len(trained)
         repeated.append(again)
-        assert (left_out, again) == (part.missed, part.repeated)
+        dropped = len(plan) // ranks % 4 * ranks if drop_last else 0
+        assert part.missed <= left_out <= part.missed + dropped
+        assert part.repeated - dropped <= again <= part.repeated
     assert any(repeated)  # Else this test would not show much.
 
 
@@ -616,14 +617,12 @@ def test_stored_numbers_are_checked(ids, message):
         list(wrong.loader())
 
 
-@pytest.mark.parametrize(
-    ("listed", "given", "said"), [(str, int, "got 0 for '0'"), (int, str, "got '0' for 0")]
-)
-def test_keys_of_another_type_are_said(listed, given, said):
+@pytest.mark.parametrize(("listed", "given", "said"), [(str, int, "0"), (int, str, "'0'")])
+def test_keys_of_another_type_are_other_keys(listed, given, said):
     index = KeyIndex.scan(["x"], lambda _: map(listed, range(4)))
     pruner = made(index, fp.FullData(1), batch_size=2)
     stream = PrunedStream(pruner, index, lambda _: ((given(i), i) for i in range(4)))
-    with pytest.raises(InputError, match=f"of the same type as in the index .* {said}"):
+    with pytest.raises(InputError, match=f"at place 0 the key {said}, which is not listed"):
         list(stream.loader())
 
 
@@ -644,47 +643,38 @@ def test_a_stream_needs_an_index_and_a_pruner_that_fits(pruner, index, options, 
         PrunedStream(made(**pruner), index, read, **options)
 
 
-def test_shards_in_other_folders_and_in_the_order_of_a_dict_number_the_samples_alike():
-    folders = [KeyIndex.of_ids([f"{node}/a.tar", f"{node}/b.tar"], [3, 4]) for node in "xy"]
-    assert folders[0].numbering() == folders[1].numbering()
-    assert KeyIndex.of_ids(["x/b.tar", "x/a.tar"], [3, 4]).numbering() != folders[0].numbering()
-    names: Any = dict.fromkeys(SIZES).keys()
-    assert KeyIndex.scan(names, keys).numbering() == INDEX.numbering()
-
-
-def test_a_training_continues_although_its_shards_have_moved():
+def test_a_training_continues_although_its_shards_have_moved_but_in_no_other_order():
     first, moved, other = (
         KeyIndex.scan([f"{folder}/{shard}" for shard in order], lambda name: keys(name[-1]))
         for folder, order in (("x", SIZES), ("y", SIZES), ("x", reversed(SIZES)))
     )
-    loaders = [
-        PrunedStream(made(index), index, lambda name: read(name[-1])).loader()
-        for index in (first, moved, other)
-    ]
-    state = loaders[0].state_dict()
-    loaders[1].load_state_dict(state)
-    with pytest.raises(InputError, match="got another one, which numbers the samples differently"):
-        loaders[2].load_state_dict(state)
+
+    def trained(index, state=None):
+        pruner = made(index)
+        if state is not None:
+            pruner.load_state_dict(state)
+        stream = PrunedStream(pruner, index, lambda name: read(name[-1]))
+        record_all(pruner, stream.loader(collate_fn=list), 1)
+        return pruner.state_dict()
+
+    state = trained(first)
+    trained(moved, state)
+    with pytest.raises(InputError, match=r"expected KeyIndex=.* load the index that was saved"):
+        trained(other, state)
 
 
 def test_a_rank_alone_leaves_out_only_what_is_dropped():
     pruner = made(policy=fp.FullData(2), batch_size=22, drop_last=True)
+    assert len(INDEX) % 22 > 0.05 * len(INDEX)
     stream = PrunedStream(pruner, INDEX, read)
     record_all(pruner, stream.loader(collate_fn=list))  # A warning would be an error.
-    assert stream.coverage() == Coverage(missed=len(INDEX) % 22, repeated=0)
-    assert stream.coverage().missed > 0.05 * len(INDEX)
+    assert stream.coverage() == Coverage(missed=0, repeated=0)
 
 
 def test_shards_without_an_order_are_refused():
     shards: Any = {"a", "b"}
     with pytest.raises(InputError, match=r"in a fixed order, .* got a set.*sorted\("):
         KeyIndex.scan(shards, keys)
-
-
-@pytest.mark.parametrize("state", [None, {"index": 0}])
-def test_what_is_no_state_of_a_loader_is_refused(state):
-    with pytest.raises(InputError, match="expected a state of a StreamLoader, got"):
-        loader_of(made()).load_state_dict(state)
 
 
 def test_a_pruner_of_a_stream_of_unknown_length_is_refused():
@@ -728,26 +718,26 @@ def test_loaders_that_do_not_know_the_position_are_refused(kind, workers):
     stop(getattr(loader, "_iterator", None))
 
 
-def test_another_order_within_the_epoch_is_refused():
-    pruner = made()
-    loader = loader_of(pruner, 2, 4)
-    between = loader.state_dict()
-    train(pruner, loader_of(pruner), 1)
-    within = loader.state_dict()
-    for options, message in (
-        ({"workers": 1, "buffer": 4}, "num_workers=2, .* got 1: change it only between epochs"),
-        ({"workers": 2, "buffer": 5}, "shuffle_buffer=4, .* got 5"),
+def test_another_order_is_refused_within_an_epoch_only():
+    first = made()
+    loader = loader_of(first, 2, 4)
+    record_all(first, loader, 1)
+    between = first.state_dict()
+    train(first, loader, 1)
+    within = first.state_dict()
+    for workers, buffer, message in (
+        (1, 4, "expected num_workers=2, .* got 1: .* change all else between epochs only"),
+        (2, 5, "expected shuffle_buffer=4, .* got 5"),
     ):
-        other = loader_of(pruner, **options)
-        other.load_state_dict(between)
-        with pytest.raises(InputError, match=message):
-            other.load_state_dict(within)
-    with pytest.raises(InputError, match=r"expected a state of a StreamLoader, got one with .* x"):
-        loader.load_state_dict({"x": 1})
-    shards = list(reversed(SIZES))
-    stream = PrunedStream(pruner, KeyIndex.scan(shards, keys), read, shuffle_buffer=4)
-    with pytest.raises(InputError, match="expected the index with which the training began"):
-        stream.loader(num_workers=2).load_state_dict(between)
+        for state in (between, within):
+            pruner = made()
+            pruner.load_state_dict(state)
+            other = loader_of(pruner, workers, buffer)
+            if state is between:
+                train(pruner, other, 1)
+                continue
+            with pytest.raises(InputError, match=message):
+                train(pruner, other, 1)
 
 
 # --- memory -----------------------------------------------------------------------------------

@@ -20,8 +20,6 @@ TOLERANCES = [0.0, 3 / 64, 9 / 32, 15 / 16]
 LARGEST_SET = 12
 LARGEST_BATCH = 22
 
-pytestmark = pytest.mark.filterwarnings("ignore:policy .* skips no sample in any:UserWarning")
-
 
 def quiet(examples):
     return settings(max_examples=examples, derandomize=True, deadline=None)

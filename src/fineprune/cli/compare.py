@@ -11,6 +11,7 @@ from fineprune.cli.options import (
     Changes,
     Margin,
     RecipeFile,
+    Seeds,
     margin_fraction,
     path_option,
 )
@@ -25,17 +26,21 @@ def compare(
     out: Annotated[
         Path | None, path_option("The folder of all runs [runs/<recipe>-compare].")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="The number of runs (seeds) of each arm.")] = 1,
+    seeds: Seeds = 1,
     arms: Annotated[
         str | None,
         typer.Option(
             help="The arms, separated by commas [full, the recipe's policy and its controls]."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="The number of runs to train at the same time.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, max=1000, help="The number of runs to train at the same time.")
+    ] = 1,
     tune: Annotated[
         int,
         typer.Option(
+            min=0,
+            max=1000,
             metavar="SEEDS",
             help="First choose the learning rate of each arm with so many seeds, on held-out "
             "training samples, from 1, 1.5 and 2 times that of the recipe.",
@@ -54,6 +59,7 @@ def compare(
     """
     from fineprune.cli.results import show_results
     from fineprune.experiments import compare as comparing
+    from fineprune.experiments.tuning import tuned_rates
     from fineprune.runs.files import REPORT
     from fineprune.runs.run import read_runs
     from fineprune.training.recipe import read_recipe
@@ -62,15 +68,19 @@ def compare(
     made = read_recipe(recipe, changes or ())
     folder = out or Path("runs") / f"{recipe.stem}-compare"
     check_folder(folder)
+    named = [] if arms is None else [arm.strip() for arm in arms.split(",")]
     with progress() as update:
+        rates = {}
+        if tune:
+            rates = tuned_rates(made, folder, seeds=tune, arms=named, jobs=jobs, on_progress=update)
         comparing.compare(
             made,
             folder,
             title=recipe.stem,
             seeds=seeds,
-            arms=[] if arms is None else [arm.strip() for arm in arms.split(",")],
+            arms=named,
             jobs=jobs,
-            tune=tune,
+            rates=rates,
             on_progress=update,
         )
     about = {"folder": str(folder), "margin": margin}

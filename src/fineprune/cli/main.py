@@ -21,7 +21,7 @@ VERBS = {
     "plan": "Show which epochs a policy shortens, and predict what it saves.",
     "scale": "Train a recipe with several numbers of workers and servers.",
     "paper": "Repeat the experiments of a paper, its tables and figures beside ours.",
-    "slurm": "Write a Slurm batch script that trains a recipe on several nodes.",
+    "slurm": "Write a Slurm batch script that runs a command on several nodes.",
     "recipes": "List the recipes that come with fineprune, or print one.",
 }
 

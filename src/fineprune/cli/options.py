@@ -2,14 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fineprune.errors import InputError
-
-if TYPE_CHECKING:
-    from fineprune.training.recipe import Recipe
 
 
 def given_path(text: str) -> Path:
@@ -40,6 +37,9 @@ Changes = Annotated[
         show_default=False,
     ),
 ]
+Seeds = Annotated[
+    int, typer.Option(min=1, max=1000, help="The number of runs (seeds) of each training.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Margin = Annotated[
     float,
@@ -50,7 +50,6 @@ Margin = Annotated[
 ]
 
 _CHANGE = re.compile(r"\w+\.\w+=.*", re.DOTALL)
-_DISTRIBUTED = re.compile(r"distributed\.(\w+)=")
 
 
 def split_changes(words: list[str] | None) -> tuple[list[str], list[str]]:
@@ -66,18 +65,3 @@ def margin_fraction(points: float) -> float:
             f"expected --margin as percentage points above 0 and below 100, got {points:g}"
         )
     return points / 100
-
-
-def say_ignored(recipe: "Recipe", changes: list[str] | None) -> None:
-    """Say on standard error which settings have no effect, if there are some.
-
-    Args:
-        recipe: The recipe.
-        changes: The changes that were given for this run.
-    """
-    from fineprune.launcher import launched
-
-    given = [found[1] for change in changes or () if (found := _DISTRIBUTED.match(change))]
-    ignored = recipe.distributed.without_effect(given)
-    if ignored and launched().rank == 0:
-        typer.echo(f"fineprune: {ignored}", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, path_option, say_ignored, split_changes
+from fineprune.cli.options import AsJson, path_option, split_changes
 from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError, check_at_least, check_positive
 from fineprune.writing import make_folder, write_atomically
@@ -64,20 +64,11 @@ def plan(
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
     file = Path(files[0]) if files else None
     if file is not None and _is_run(file):
-        others = {
-            "--save": save is not None,
-            "--samples": samples is not None,
-            "--step-time": step_time is not None,
-            "--overhead": overhead,
-            "--ranks": ranks != 1,
-            "--svg": svg,
-            "changes of settings": changes,
-        }
-        if given := [name for name, value in others.items() if value]:
+        given = (save, samples, step_time, svg)
+        if changes or overhead or ranks != 1 or any(value is not None for value in given):
             raise InputError(
-                f"expected the folder of a run without other options than --json, got {files[0]} "
-                f"with {' and '.join(given)}: leave them out, since its recipe says how it was "
-                f"trained"
+                f"expected the folder of a run without changes or other options than --json, got "
+                f"{files[0]} with some: leave them out, since its recipe says how it was trained"
             )
         _say_of_runs(file, as_json=as_json)
         return
@@ -106,7 +97,6 @@ def plan(
         boundaries = () if made.schedule is None else made.schedule.boundaries
         make_folder(svg.parent)
         write_atomically(svg, draw_schedule(made.prunes, boundaries).svg)
-    say_ignored(recipe, changes)
     _show(made, as_json=as_json)
 
 

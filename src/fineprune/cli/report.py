@@ -1,16 +1,12 @@
 """``fineprune report``."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
-
-import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Margin, Runs, margin_fraction, path_option
 from fineprune.cli.output_paths import check_file, inputs_of
-from fineprune.cli.results import show_results
+from fineprune.cli.results import show_results, show_scaling
 from fineprune.errors import InputError
 
 
@@ -42,11 +38,7 @@ def report(
 
 
 def _report_scaling(folders: list[Path], out: Path, as_json: bool) -> None:
-    # Imported here, because matplotlib and scipy would delay the start of every command.
-    from fineprune.experiments.scale_table import read_scaling, scale_rows
-    from fineprune.report.scaling.page import write_scale_report
-    from fineprune.report.scaling.tables import scale_tables
-    from fineprune.report.table import print_tables
+    from fineprune.experiments.scale_table import read_scaling
 
     if len(folders) > 1:
         raise InputError(
@@ -55,10 +47,4 @@ def _report_scaling(folders: list[Path], out: Path, as_json: bool) -> None:
         )
     scaling = read_scaling(folders[0])
     check_file("--out", out, inputs_of(*(scaled.run.recipe for scaled in scaling.runs)))
-    rows = scale_rows(scaling.runs)
-    write_scale_report(scaling, rows, out)
-    if as_json:
-        typer.echo(json.dumps({"report": str(out), "rows": [asdict(row) for row in rows]}))
-        return
-    print_tables(scale_tables(rows))
-    typer.echo(f"report: {out}")
+    show_scaling(scaling, out, as_json=as_json, about={"report": str(out)})

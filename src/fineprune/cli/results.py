@@ -1,7 +1,7 @@
 """Prints the tables of finished runs and writes their report, for several commands."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from fineprune.experiments.scale_table import Scaling
     from fineprune.runs.run import Run
 
 
@@ -65,3 +66,29 @@ def show_results(
     typer.echo(f"report: {page}")
     for label, sentence in headlines.items():
         typer.echo(sentence if len(headlines) == 1 else f"{label}: {sentence}")
+
+
+def show_scaling(
+    scaling: "Scaling",
+    page: Path,
+    target_loss: float | None = None,
+    *,
+    as_json: bool,
+    about: Mapping[str, object],
+) -> None:
+    """Write the report of a scaling experiment, and print its tables."""
+    from fineprune.experiments.scale_table import scale_rows
+    from fineprune.report.scaling.page import scale_caveats, write_scale_report
+    from fineprune.report.scaling.tables import scale_tables
+    from fineprune.report.table import print_tables
+    from fineprune.runs.files import json_text
+
+    rows = scale_rows(scaling.runs, target_loss)
+    write_scale_report(scaling, rows, page)
+    if as_json:
+        typer.echo(json_text({**about, "rows": rows}))
+        return
+    console = print_tables(scale_tables(rows))
+    for sentence in scale_caveats(scaling):
+        console.print(f"- {sentence}", style="dim", highlight=False)
+    typer.echo(f"report: {page}")

@@ -1,25 +1,20 @@
 """``fineprune scale``."""
 
-import dataclasses
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import (
-    AsJson,
-    RecipeFile,
-    path_option,
-    split_changes,
-)
+from fineprune.cli.options import AsJson, RecipeFile, Seeds, path_option, split_changes
 from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
-from fineprune.errors import InputError, check_one_of, check_positive
+from fineprune.cli.results import show_scaling
+from fineprune.errors import InputError, check_positive
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
-from fineprune.experiments.scale_table import read_scaling, scale_rows
+from fineprune.experiments.scale_table import read_scaling
 from fineprune.runs.files import REPORT
 from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.writing import make_folder
@@ -33,25 +28,24 @@ def scale(
     configurations: Annotated[
         list[str] | None,
         typer.Argument(
+            metavar="[CONFIGURATION]... [SECTION.KEY=VALUE]...",
             help="The configurations, as workers+servers: one, 'all-reduce 2', "
             f"'sync 3+1 backup=1', 'async 4+3 dedicated', 'async 2+1 bound=1', 'mixed 4+2 "
-            f"group=2'; also with settings: 'one lr=0.05 epochs=40 seeds=3' [{', '.join(_USUAL)}].",
+            f"group=2'; also with a learning rate: 'one lr=0.05' [{', '.join(_USUAL)}]. Speedups "
+            "are relative to the first. And changes of the recipe's settings.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None, path_option("The folder of all runs [runs/<recipe>-scale].")
     ] = None,
+    seeds: Seeds = 1,
     target_loss: Annotated[
         float | None,
         typer.Option(
             help="The training loss up to which the time is measured [the lowest loss that all "
             "configurations reach]."
         ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(help="The configuration to which speedups are relative [one]."),
     ] = None,
     same_update: Annotated[
         bool,
@@ -66,23 +60,10 @@ def scale(
         typer.Option(
             "--predict",
             help="Measure steps on this machine with two short runs, and predict the "
-            "configurations or, without any, where scaling stops paying off.",
+            "configurations or, without any, where scaling stops paying off, on a cluster that "
+            "cluster.KEY=VALUE and costs.KEY=VALUE describe.",
         ),
     ] = False,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(help="With --predict: a TOML file with [cluster], [costs] and [target]."),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(help="With --predict: the largest number of nodes [1024].")
-    ] = None,
-    accelerators: Annotated[
-        int | None, typer.Option(help="With --predict: the number of workers per node [1].")
-    ] = None,
-    bandwidth: Annotated[
-        float | None,
-        typer.Option(help="With --predict: the bandwidth of a node's link, in Gbit/s [10]."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe with several numbers of workers and servers, and compare them.
@@ -91,99 +72,64 @@ def scale(
 
     Example: fineprune scale strategies one 'async 2+1'
 
-    Example: fineprune scale strategies --predict --nodes 64 --bandwidth 25
+    Example: fineprune scale strategies --predict cluster.nodes=64 cluster.gigabits=25
     """
-    # Imported here, because matplotlib and scipy would delay the start of every command.
-    from fineprune.report.scaling.page import scale_caveats, write_scale_report
-    from fineprune.report.scaling.tables import scale_tables
-    from fineprune.report.table import print_tables
-
     words, changes = split_changes(configurations)
-    made = read_recipe(recipe, changes)
     folder = out or Path("runs") / f"{recipe.stem}-scale"
-    check_folder(folder)
     if target_loss is not None:
         check_positive("--target-loss", target_loss)
-    flags = {"nodes": nodes, "accelerators": accelerators, "gigabits": bandwidth}
     if prediction:
-        for option, value in (
-            ("--baseline", baseline),
-            ("--target-loss", target_loss),
-            ("--same-update", same_update),
-        ):
-            if value:
-                raise InputError(f"expected {option} without --predict, got both: leave one out")
-        _predict(made, cluster, flags, words, folder, as_json=as_json)
+        others = {
+            "--seeds": seeds > 1,
+            "--target-loss": target_loss,
+            "--same-update": same_update,
+        }
+        if given := next((option for option, value in others.items() if value), None):
+            raise InputError(f"expected {given} without --predict, got both: leave one out")
+        described = [change for change in changes if change.startswith(("cluster.", "costs."))]
+        made = read_recipe(recipe, [change for change in changes if change not in described])
+        check_folder(folder)
+        _predict(made, described, words, folder, as_json=as_json)
         return
-    if cluster is not None or any(value is not None for value in flags.values()):
-        raise InputError("expected --predict with a description of a cluster, got none")
+    made = read_recipe(recipe, changes)
+    check_folder(folder)
     chosen = [configuration(text) for text in words or _USUAL]
-    if baseline is not None:
-        check_one_of("--baseline", configuration(baseline).text, tuple(c.text for c in chosen))
     with progress() as update:
         scaling.scale(
             made,
             folder,
             chosen,
             title=recipe.stem,
+            seeds=seeds,
             same_update=same_update,
             on_progress=update,
         )
-    read = read_scaling(folder)
-    rows = scale_rows(read.runs, target_loss, baseline)
-    page = folder / REPORT
-    write_scale_report(read, rows, page)
-    if as_json:
-        lines = [dataclasses.asdict(row) for row in rows]
-        typer.echo(json.dumps({"folder": str(folder), "rows": lines}))
-        return
-    console = print_tables(scale_tables(rows))
-    for sentence in scale_caveats(read):
-        console.print(f"- {sentence}", style="dim", highlight=False)
-    typer.echo(f"report: {page}")
+    about = {"folder": str(folder)}
+    show_scaling(read_scaling(folder), folder / REPORT, target_loss, as_json=as_json, about=about)
 
 
 def _predict(
-    recipe: Recipe,
-    file: Path | None,
-    flags: dict[str, float | None],
-    configurations: list[str],
-    folder: Path,
-    *,
-    as_json: bool,
+    recipe: Recipe, settings: list[str], configurations: list[str], folder: Path, *, as_json: bool
 ) -> None:
     """Predict configurations, print them, and write ``predicted.json``."""
     # Imported here, because torch would delay the start of every command.
-    from fineprune.experiments.planner import (
-        Cluster,
-        Target,
-        measured_costs,
-        plan_cluster,
-        read_cluster,
-        sample_steps,
-    )
-    from fineprune.report.scaling.planned import planned_table
+    from fineprune.experiments.planner import described, measured_costs, plan_cluster, sample_steps
+    from fineprune.report.scaling.tables import planned_table
     from fineprune.report.table import print_tables
     from fineprune.runs.files import json_text, write_json
-    from fineprune.training.convert import converted
     from fineprune.training.data import load_data
     from fineprune.training.hardware import resolved
 
-    cluster, target, given = (Cluster(), Target(), {}) if file is None else read_cluster(file)
-    changes = {name: value for name, value in flags.items() if value is not None}
-    cluster = converted("cluster", Cluster, {**dataclasses.asdict(cluster), **changes})
+    cluster, given = described(settings)
     chosen = [configuration(text) for text in configurations]
     single = resolved(recipe)
-    samples, saved = sample_steps(single, load_data(single).num_samples, target)
+    samples, saved = sample_steps(single, load_data(single).num_samples)
     with progress() as update:
         costs = measured_costs(single, folder / "measured", given, update)
-    plan = plan_cluster(
-        costs, cluster, samples=samples, target=target, saved=saved, configurations=chosen
-    )
+    plan = plan_cluster(costs, cluster, samples=samples, saved=saved, configurations=chosen)
     found = {
-        "cluster": cluster,
-        "costs": costs,
-        "target": target,
+        "cluster": asdict(cluster),
+        "costs": asdict(costs),
         "rows": plan.rows,
         "stops": [row.configuration for row in plan.stops],
         "recommended": plan.recommended.configuration,

@@ -1,49 +1,36 @@
 """``fineprune slurm``."""
 
-import re
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import RecipeFile, path_option, split_changes
+from fineprune.cli.options import path_option, split_changes
 from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError, check_one_of
-from fineprune.experiments.configurations import configuration, configured
 from fineprune.launch.slurm import batch_script
-from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.recipe import read_recipe
 from fineprune.writing import make_folder, write_atomically
-
-_VERBS = ("train", "compare", "scale")
 
 
 @exits()
 def slurm(
-    recipe: RecipeFile,
-    nodes: Annotated[int, typer.Option(help="The number of nodes of the job.")],
-    words: Annotated[
-        list[str] | None,
+    command: Annotated[
+        list[str],
         typer.Argument(
-            metavar="[CONFIGURATION]... [SECTION.KEY=VALUE]...",
-            help="Changes of the recipe's settings. With --verb scale, also the configurations.",
+            metavar="-- VERB ...",
+            help="What the job runs, as without Slurm: train, compare, scale or paper.",
             show_default=False,
         ),
-    ] = None,
-    verb: Annotated[str, typer.Option(help=f"What the job runs: {', '.join(_VERBS)}.")] = "train",
-    options: Annotated[
-        str, typer.Option(help="More options of the verb, such as '--seeds 3'.")
-    ] = "",
-    run: Annotated[
-        Path | None, path_option("The folder of the run or experiment [as without Slurm].")
-    ] = None,
-    gpus: Annotated[int, typer.Option(help="The number of GPUs, and processes, per node.")] = 0,
+    ],
+    nodes: Annotated[int, typer.Option(min=1, help="The number of nodes of the job.")],
+    gpus: Annotated[
+        int, typer.Option(min=0, help="The number of GPUs, and processes, per node.")
+    ] = 0,
     cpus: Annotated[
-        int | None, typer.Option(help="The number of CPUs per node [one per process].")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(help="The time limit, such as 24:00:00 or 2-12.")
+        int | None, typer.Option(min=1, help="The number of CPUs per node [one per process].")
     ] = None,
     setup: Annotated[
         list[str] | None,
@@ -53,95 +40,47 @@ def slurm(
         Path | None, path_option("The file to write the script to [standard output].")
     ] = None,
 ) -> None:
-    """Write a Slurm batch script that trains a recipe on several nodes. Submits nothing.
+    """Write a Slurm batch script that runs a command on several nodes. Submits nothing.
 
-    Example: fineprune slurm digits --nodes 8 --gpus 4 --time 24:00:00 --out job.sh
+    Example: fineprune slurm --nodes 8 --gpus 4 --out job.sh -- train digits run.seed=1
 
-    Example: fineprune slurm digits --verb scale one 'async 4+2' --nodes 4 --out job.sh
+    Example: fineprune slurm --nodes 4 --out job.sh -- scale digits one 'async 4+2'
     """
-    check_one_of("--verb", verb, _VERBS)
-    chosen, changed = split_changes(words)
-    if bool(chosen) != (verb == "scale"):
-        raise InputError(
-            f"expected configurations, such as 'async 4+2', with --verb scale and only there, got "
-            f"{' '.join(chosen) or 'none'} with --verb {verb}"
-        )
-    if run is not None and "$" in str(run):  # All jobs of an array would take it for one folder.
-        raise InputError(
-            f"expected --run without variables, which the script does not replace, got {run}: "
-            f"write one script for each run"
-        )
-    made = read_recipe(recipe, changed)
-    if out is not None:
-        check_file("--out", out, [recipe, *inputs_of(made.as_dict())])
-        if out.is_file() and out.read_bytes()[:2] not in (b"", b"#!"):
-            raise InputError(
-                f"expected --out to be a script, got {out}, which is none: give another name"
-            )
-    trained = [configured(made, configuration(text), same_update=False) for text in chosen]
-    served = [one for one in trained or [made] if one.distributed.served]
-    kind = "ray" if served or verb == "scale" else "one" if verb == "compare" else "all-reduce"
-    if made.run.device.startswith("cuda") and not gpus:
-        raise InputError(
-            f"expected --gpus with run.device={made.run.device}, got none: ask for GPUs, or set "
-            f"run.device=cpu"
-        )
-    if served:
-        busiest = max(_processes(one, nodes, whole=verb != "scale") for one in served)
-        cpus = cpus or busiest * max(1, made.run.threads) + 1
-        # Left at 0 and "auto", these would be resolved on the first node for all workers.
-        changed += [] if made.run.threads else [f"run.threads={max(1, (cpus - 1) // busiest)}"]
-        changed += ["run.device=cpu"] if made.run.device == "auto" and not gpus else []
-    policy = made.pruning.policy.replace(":", "-") if verb == "train" else verb
-    folder = run or Path("runs") / f"{recipe.stem}-{policy}"
-    command = ["-m", "fineprune", verb, str(recipe), *chosen, "--out", str(folder)]
-    command += [*_options_of(verb, options), *(["--resume"] if verb == "train" else []), *changed]
-    script = batch_script(
-        command,
-        folder,
-        kind=kind,
-        nodes=nodes,
-        gpus=gpus,
-        cpus=cpus,
-        time=time,
-        # Without the characters that Slurm does not allow.
-        name="fineprune-" + re.sub(r"[^A-Za-z0-9_.-]", "-", recipe.stem),
-        setup=setup or (),
-    )
-    if out is None:
-        typer.echo(script, nl=False)
-    else:
-        make_folder(out.parent)
-        write_atomically(out, script)
-        typer.echo(f"written to {out}; submit it from here with: sbatch {shlex.quote(str(out))}")
-
-
-def _options_of(verb: str, text: str) -> list[str]:
-    """Return more options of a verb, which takes them: else the job would fail after its wait."""
+    # Imported here, because it imports this module.
     from fineprune.cli.main import app
 
+    verb, *words = command
+    check_one_of("the verb of the job", verb, ("train", "compare", "scale", "paper"))
+    verbs = typer.main.get_group(app)
+    parser = verbs.get_command(typer.Context(verbs), verb)
+    assert parser is not None
     try:
-        options = shlex.split(text)
-        command: Any = typer.main.get_command(app)
-        command.get_command(None, verb).make_context(verb, ["recipe", *options])
-    except (ValueError, typer.TyperException) as error:
-        told = error.format_message() if isinstance(error, typer.TyperException) else error
-        raise InputError(f"expected --options of fineprune {verb}, got {text!r}: {told}") from error
-    return options
-
-
-def _processes(recipe: Recipe, nodes: int, *, whole: bool) -> int:
-    """Return the workers and dedicated servers of the busiest node; a group shares a node.
-
-    ``whole`` says whether the training has to use all nodes.
-    """
-    settings = recipe.distributed
-    dedicated = settings.servers if settings.placement == "dedicated" else 0
-    places = settings.groups + dedicated
-    if whole and places < nodes:
+        given = parser.make_context(verb, list(words)).params
+    except typer.TyperException as error:
+        raise InputError(f"{verb}: {error.format_message()}") from error
+    kind, inputs = "ray" if verb == "scale" or given.get("which") == "2" else "one", []
+    if "recipe" in given:
+        _, changes = split_changes(given.get("changes") or given.get("configurations"))
+        made = read_recipe(given["recipe"], changes)
+        inputs = [given["recipe"], *inputs_of(made.as_dict())]
+        if made.run.device.startswith("cuda") and not gpus:
+            raise InputError(
+                f"expected --gpus with run.device={made.run.device}, got none: ask for GPUs, or "
+                f"set run.device=cpu"
+            )
+        if verb == "train":
+            kind = "ray" if made.distributed.served else "all-reduce"
+            words += [] if given["resume"] else ["--resume"]
+    python = ["-m", "fineprune", verb, *words]
+    script = batch_script(python, kind=kind, nodes=nodes, gpus=gpus, cpus=cpus, setup=setup or ())
+    if out is None:
+        typer.echo(script, nl=False)
+        return
+    check_file("--out", out, inputs)
+    if out.is_file() and out.read_bytes()[:2] not in (b"", b"#!"):
         raise InputError(
-            f"expected work for all {nodes} nodes, got {settings.groups} groups of workers and "
-            f"{dedicated} dedicated servers: ask for fewer nodes, or set "
-            f"distributed.workers={(nodes - dedicated) * settings.group}"
+            f"expected --out to be a script, got {out}, which is none: give another name"
         )
-    return -(-places // min(nodes, places)) * settings.group
+    make_folder(out.parent)
+    write_atomically(out, script)
+    typer.echo(f"written to {out}; submit it from here with: sbatch {shlex.quote(str(out))}")

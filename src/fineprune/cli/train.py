@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, RecipeFile, path_option, say_ignored
+from fineprune.cli.options import AsJson, Changes, RecipeFile, path_option
 from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
 
@@ -36,7 +36,8 @@ def train(
 
     follow_parent_if_told()
     made = read_recipe(recipe, changes or ())
-    say_ignored(made, changes)
+    if (ignored := made.distributed.without_effect) and not launched().rank:
+        typer.echo(f"fineprune: {ignored}", err=True)
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
     check_folder(folder)
     was_finished = (folder / SUMMARY).exists()

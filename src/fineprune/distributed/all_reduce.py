@@ -1,8 +1,8 @@
 """Synchronous data parallelism by all-reduce: ``torch.distributed`` under ``torchrun``, with DDP.
 
 Each process trains its part of every batch on its own replica of the model, and DDP averages the
-gradients during the backward pass. Everything else (losses, marks, states) is exchanged once per
-epoch. Each replica has its own normalisation statistics; those of rank 0 are saved.
+gradients in the backward pass. Each replica has its own normalisation statistics; those of rank 0
+are saved.
 """
 
 import contextlib
@@ -37,10 +37,8 @@ _SYNC_BUFFERS = (
 
 # The interval at which rank 0 looks for the other ranks when they start.
 _POLL_SECONDS = 0.02
-
 # How long the ranks wait for what rank 0 does alone.
 _LONGEST_WORK = datetime.timedelta(days=7)
-
 # The group that was left last. A model wrapped by DDP holds its group too, from C++, and may exist
 # longer than ``joined``. If DDP had the last reference, it would keep the GIL while the threads of
 # the group end, which they cannot do without the GIL. Python releases the GIL for that.
@@ -49,12 +47,7 @@ _kept: list[Any] = []
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The processes that train one model together: only this one, unless a launcher started more.
-
-    Attributes:
-        rank: The number of this process, from 0.
-        size: The number of processes.
-    """
+    """The processes that train one model together, and the number of this one, from 0."""
 
     rank: int = 0
     size: int = 1
@@ -64,17 +57,19 @@ class RankGroup:
         """Whether this process writes files and evaluates."""
         return self.rank == 0
 
+    @property
+    def _store(self) -> Store:
+        return dist.distributed_c10d._get_default_store()
+
     def replicate(self, model: nn.Module, forward: nn.Module) -> nn.Module:
         """Wrap ``forward`` (the model, or the model compiled) so that gradients are averaged."""
         if self.size == 1:
             return forward
         device = next(model.parameters()).device
-        options: dict[str, Any] = {
-            "device_ids": [device.index] if device.type == "cuda" else None,
-            # Buffers are not sent in every step, because each rank normalises by its own batches.
-            _SYNC_BUFFERS: False,
-        }
-        return DistributedDataParallel(forward, **options)
+        # Buffers are not sent in every step, because each rank normalises by its own batches.
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}
+        ids = [device.index] if device.type == "cuda" else None
+        return DistributedDataParallel(forward, device_ids=ids, **options)
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over all ranks. The argument is not changed."""
@@ -93,18 +88,15 @@ class RankGroup:
         return values
 
     def from_main(self, ask: Callable[[], _Result]) -> _Result:
-        """Call a function on rank 0, for example to read files, and return its result on all ranks.
-
-        If the function raises InputError, every rank raises it.
-        """
+        """Return on all ranks what a function returns on rank 0, or raise its InputError."""
         if self.size == 1:
             return ask()
         told: list[Any] = [None, None]
         if self.main:
             try:
-                told = [ask(), None]
+                told[0] = ask()
             except InputError as error:
-                told = [None, str(error)]
+                told[1] = str(error)
         dist.broadcast_object_list(told, src=0)
         if told[1] is not None:
             raise InputError(told[1])
@@ -115,20 +107,16 @@ class RankGroup:
     def wait_for_main(self, work: str) -> Iterator[None]:
         """Let the other ranks wait at the end of the block until rank 0 has ended it, too.
 
-        In a collective they would wait for ten to thirty minutes, and then fail.
-
-        Args:
-            work: The name of what rank 0 does in the block, used only once.
+        In a collective they would wait for ten to thirty minutes, and then fail. ``work`` names
+        what rank 0 does in the block, only once.
         """
         try:
             yield
         finally:  # After an error of rank 0, the others fail in their next collective.
-            if self.size > 1:
-                store = dist.distributed_c10d._get_default_store()
-                if self.main:
-                    store.set(work, "")
-                else:
-                    store.wait([work], _LONGEST_WORK)
+            if self.size > 1 and self.main:
+                self._store.set(work, "")
+            elif self.size > 1:
+                self._store.wait([work], _LONGEST_WORK)
 
     def leave_together(self) -> None:
         """Wait for all ranks, so that none closes a connection that another still uses.
@@ -137,11 +125,10 @@ class RankGroup:
         """
         if self.size == 1:
             return
-        store = dist.distributed_c10d._get_default_store()
-        store.set(f"done-{self.rank}", "")
+        self._store.set(f"done-{self.rank}", "")
         # If rank 0 hosts the store, the store ends with rank 0, which waits until all are done.
         with contextlib.suppress(RuntimeError):
-            store.wait([f"done-{rank}" for rank in range(self.size)])
+            self._store.wait([f"done-{rank}" for rank in range(self.size)])
 
     def _all_reduced(self, value: torch.Tensor, operation: Any) -> torch.Tensor:
         if self.size == 1:
@@ -154,11 +141,8 @@ class RankGroup:
 class StopVote:
     """Lets all ranks stop after the same step if one of them is asked to stop.
 
-    Each vote is exchanged over a separate Gloo group while the next step is computed. Therefore no
-    step waits for it, whichever device the ranks train on.
-
-    Args:
-        ranks: The processes that train together; all of them must create the vote.
+    Each vote is exchanged over a separate Gloo group while the next step is computed, so that no
+    step waits for it, on whichever device. All of ``ranks`` must create the vote.
     """
 
     def __init__(self, ranks: RankGroup) -> None:
@@ -167,13 +151,9 @@ class StopVote:
         self._exchange: Any = None
 
     def says_stop(self, asked: bool) -> bool:
-        """Vote, and return whether any rank voted to stop in the previous call.
+        """Vote (``asked``), and return whether any rank voted to stop in the previous call.
 
-        Every rank must call this after the same steps. If there is only one process, its own vote
-        is returned at once.
-
-        Args:
-            asked: Whether this rank was asked to stop.
+        Every rank must call this after the same steps. A single process gets its own vote at once.
         """
         if self._group is None:
             return asked
@@ -190,11 +170,8 @@ class StopVote:
 def joined(device: str) -> Iterator[RankGroup]:
     """Join the processes that ``torchrun`` started, and leave them at the end of the block.
 
-    If the caller has initialised a process group, that group is used and stays initialised.
-
-    Args:
-        device: The device. ``cuda`` selects NCCL and the GPU with this process's local rank;
-            ``cpu`` selects Gloo.
+    If the caller has initialised a process group, that group is used and stays initialised. The
+    device ``cuda`` selects NCCL and the GPU with this process's local rank; ``cpu`` selects Gloo.
 
     Raises:
         InputError: There are more processes on this machine than GPUs, or the device has a number,
@@ -229,8 +206,7 @@ def joined(device: str) -> Iterator[RankGroup]:
     try:
         with _ended_by_ctrl_c():
             store, rank, size = next(rendezvous("env://"))
-            # torchrun may keep its store when it restarts the ranks, and in it the addresses of
-            # dead ones.
+            # torchrun may keep its store, with the addresses of dead ranks, when it restarts them.
             of_this_start = PrefixStore(_name_of_start(store, rank, size), store)
             backend = "nccl" if on_gpu else "gloo"
             dist.init_process_group(backend, store=of_this_start, rank=rank, world_size=size)
@@ -247,10 +223,7 @@ def joined(device: str) -> Iterator[RankGroup]:
 
 @contextlib.contextmanager
 def _ended_by_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end this process at once while torch waits for other ranks.
-
-    Python's own handler would not be called before the wait ends, which may take minutes.
-    """
+    """Let Ctrl-C end this process while torch waits for other ranks, deaf to Python's handler."""
     of_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not of_python or threading.current_thread() is not threading.main_thread():
         yield
@@ -265,9 +238,9 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 def _name_of_start(store: Store, rank: int, size: int) -> str:
     """Return a name that the ranks of this start share, and no earlier rank of the same store has.
 
-    Nothing in the environment is such a name: after a failure on one node, torchrun counts the
-    restarts of each node differently. So rank 0 draws a name and tells it to each rank that asks,
-    again whenever a rank asks again, until all ranks have confirmed it.
+    Nothing in the environment is one: after a failure on one node, torchrun counts the restarts of
+    each node differently. So rank 0 draws a name and tells it to each rank that asks, until all
+    ranks have confirmed it.
     """
     own = uuid.uuid4().hex
     if rank:

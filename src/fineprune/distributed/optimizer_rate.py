@@ -4,11 +4,9 @@ import torch
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameters without waiting for the device.
+    """Set the learning rate of all parameters, times ``lr_scale`` of their parameter group, if any.
 
-    Args:
-        optimizer: The optimizer. The factor ``lr_scale`` of a parameter group multiplies its rate.
-        rate: The learning rate.
+    Nothing waits for the device.
     """
     for group in optimizer.param_groups:
         scaled = rate * group.get("lr_scale", 1.0)

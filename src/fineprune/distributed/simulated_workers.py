@@ -2,43 +2,51 @@
 
 Each simulated worker, or group of workers, computes its gradient at the weights that it has read.
 The order of the updates follows from the durations of the steps and from the rule of real servers:
-N equally fast workers take turns, so N - 1 updates of other workers come between a worker's read
-and its own update, and the gradients of a slow one are staler. Everything is deterministic, and
-nothing waits: durations are only compared.
+N equally fast workers take turns, so N - 1 updates of others come between a worker's read and its
+own update, and the gradients of a slow one are staler. Nothing waits: durations are only compared.
 
-The gradient of a group, or of synchronous workers, is the mean over several batches at the same
-weights, which the training loop accumulates. Which batches synchronous backup workers delay is not
-simulated: their number determines how many batches an update averages.
+The gradient of a group, or of synchronous workers, is the mean over several batches, which the
+training loop accumulates. Which batches synchronous backup workers delay is not simulated.
 
-As with real servers, an epoch ends only when all of its gradients are applied. Therefore all
-workers read the same weights at the start of each epoch, and the first gradients of an epoch have
-the staleness 0, 1, 2 and so on up to N - 1, if the workers are equally fast.
+As with real servers, all workers read the same weights at the start of an epoch.
 """
 
+import heapq
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from fineprune.distributed.parameter_servers.update_rule import (
-    Update,
-    UpdateRule,
-    simulated_updates,
-)
+from fineprune.distributed.parameter_servers.update_rule import UpdateRule
+
+
+class Gradient(NamedTuple):
+    """A gradient that is computed: its worker, and the version that this one has read."""
+
+    worker: int
+    version: int
+
+
+class Update(NamedTuple):
+    """The version that an update makes, from 1, whose gradient it is, and who reads it at once."""
+
+    version: int
+    staleness: int
+    worker: int
+    readers: tuple[int, ...]
 
 
 class SimulatedWorkers:
     """The weights that each of N workers has read, and the weights on the server.
 
-    During an epoch, the model holds the weights of the worker whose turn it is.
+    During an epoch, the model holds the weights of the worker whose gradient is applied next.
 
     Args:
-        model: The model that the workers train. Each worker has its own copy of the parameters; all
-            workers share the buffers (normalisation statistics).
+        model: The model that the workers train. Each has its own parameters; all share the buffers.
         workers: The number N of workers or groups, at least 1.
         seconds: The usual duration of a step of each worker, in any unit; empty if they are equal.
         spread: The standard deviation of the logarithm of the durations.
@@ -59,21 +67,8 @@ class SimulatedWorkers:
         self._server = [torch.empty_like(p) for p in self._model]
         self._read = [[torch.empty_like(p) for p in self._model] for _ in range(workers)]
         self._seconds = list(seconds) or [1.0] * workers
-        self._spread = spread
-        self._rule = UpdateRule(bound=bound)
-        self._seed = seed
+        self._spread, self._rule, self._seed = spread, UpdateRule(bound=bound), seed
         self._next: Update
-        self.begin_epoch()
-
-    @property
-    def staleness(self) -> int:
-        """The number of updates since the worker whose turn it is read its weights."""
-        return self._next.staleness
-
-    @property
-    def turn(self) -> int:
-        """The worker whose gradient makes the next update."""
-        return self._next.workers[0]
 
     def begin_epoch(self, epoch: int = 0) -> None:
         """Let all workers read the model's weights and begin a step."""
@@ -89,7 +84,7 @@ class SimulatedWorkers:
         for reader in self._next.readers:
             torch._foreach_copy_(self._read[reader], self._model)
         self._next = next(self._updates)
-        torch._foreach_copy_(self._model, self._read[self.turn])
+        torch._foreach_copy_(self._model, self._read[self._next.worker])
 
     def end_epoch(self) -> None:
         """Put the server's weights into the model."""
@@ -111,13 +106,12 @@ class SimulatedWorkers:
         ):
             torch._foreach_copy_(own, saved)
         self._go_to(state["epoch"], state["updates"])
-        torch._foreach_copy_(self._model, self._read[self.turn])
+        torch._foreach_copy_(self._model, self._read[self._next.worker])
 
     def _go_to(self, epoch: int, done: int) -> None:
         """Set the next update, after so many of an epoch."""
         self._epoch = epoch
-        workers = len(self._read)
-        self._updates = simulated_updates(self._rule, workers, self._duration)
+        self._updates = simulated_updates(self._rule, len(self._read), self._duration)
         self._next = next(itertools.islice(self._updates, done, None))
 
     def _duration(self, worker: int, step: int) -> float:
@@ -126,3 +120,45 @@ class SimulatedWorkers:
         place = [self._seed, self._epoch, worker, step]
         drawn = np.random.default_rng(place).standard_normal()
         return self._seconds[worker] * math.exp(self._spread * drawn)
+
+
+def simulated_updates(
+    rule: UpdateRule, workers: int, duration: Callable[[int, int], float]
+) -> Iterator[Update]:
+    """Yield the updates, without end, of asynchronous workers whose steps alone take time.
+
+    All workers that may start read version 0 at time 0.
+
+    ``duration`` returns how long a worker computes, given its number and that of its step, both
+    from 0. Of workers that end at the same time, the lower number is first.
+    """
+    steps = [itertools.count() for _ in range(workers)]
+    ends: list[tuple[float, int]] = []  # a heap
+    waiting: list[Gradient] = []
+    computing: dict[int, Gradient] = {}
+    version, now = 0, 0.0
+
+    def start() -> tuple[int, ...]:
+        """Let the idle workers that may start do so; return who they are."""
+        readers = []
+        for worker in sorted({*range(workers)} - {*computing, *(one.worker for one in waiting)}):
+            if rule.may_start(len(waiting) + len(computing)):
+                computing[worker] = Gradient(worker, version)
+                heapq.heappush(ends, (now + duration(worker, next(steps[worker])), worker))
+                readers.append(worker)
+        return tuple(readers)
+
+    def following() -> list[Gradient]:
+        return rule.next_update(waiting, list(computing.values()), version, remaining=1)
+
+    start()
+    while True:
+        while not (taken := following()):
+            now, worker = heapq.heappop(ends)
+            waiting.append(computing.pop(worker))
+        (gradient,) = taken
+        waiting.remove(gradient)
+        version += 1
+        # Gradients that waited for the same one are applied before the next read.
+        readers = () if following() else start()
+        yield Update(version, version - 1 - gradient.version, gradient.worker, readers)

@@ -1,8 +1,7 @@
 """Statistics of comparisons: one row per arm, with differences that are paired by seed.
 
 Runs with the same seed have the same initial weights and sample orders, so arms are compared seed
-by seed. The confidence interval over the seeds shows how precise the mean difference is. All values
-are fractions and seconds, as in ``summary.json``; the report converts fractions to percentages.
+by seed. All values are fractions and seconds, as in ``summary.json``.
 """
 
 import contextlib
@@ -20,7 +19,8 @@ from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run, read_sections, split_by, told_apart
 from fineprune.runs.summary import LEFT_OUT, Summary, shortened
 
-# What the others are compared with, and what trains like it but keeps evidence on the labels.
+# What the others are compared with, and what trains like it but keeps evidence on the labels. They
+# are those of ``controls``, whose import takes longer.
 BASELINE, WATCHED = "full", "watched"
 
 # Two arms are equivalent if their accuracies differ by less than this fraction (0.4 percentage
@@ -44,8 +44,7 @@ class Difference:
 
     Attributes:
         mean: The mean difference over the pairs. For accuracies, 0.01 is one percentage point.
-        half_width: Half the width of the 95 % Student confidence interval of the mean; None with
-            one pair.
+        half_width: Half the width of its 95 % Student confidence interval; None with one pair.
         pairs: The number of seeds that both arms have.
     """
 
@@ -64,24 +63,16 @@ class Difference:
         return None if self.half_width is None else self.mean + self.half_width
 
     def points(self) -> str:
-        """Return the difference of fractions in percentage points, with half its interval if any.
-
-        The space is one at which lines do not break.
-        """
+        """Return the difference of fractions in points, with half its interval if any."""
         half = "" if self.half_width is None else f"\N{NO-BREAK SPACE}±{100 * self.half_width:.2f}"
         return f"{100 * self.mean:+.2f}{half}"
 
     def equivalence(self, margin: float) -> float | None:
         """Return the p-value of two one-sided t-tests (TOST, Schuirmann 1987).
 
-        The null hypothesis is that the true difference is at least as large as the margin. The
-        p-value is below 0.05 if and only if the 90 % interval of the mean is inside the margin.
-
-        Args:
-            margin: The margin, as a fraction above 0, such as 0.004 for 0.4 percentage points.
-
-        Returns:
-            The larger of the two p-values; None if the pairs show no variation.
+        The null hypothesis is that the true difference is at least as large as the margin, a
+        fraction such as 0.004. The p-value is below 0.05 if and only if the 90 % interval of the
+        mean is inside the margin. None if the pairs show no variation.
         """
         if self.half_width is None or not 2 * self.half_width >= _NO_WIDTH:  # It may be NaN.
             return None
@@ -161,29 +152,23 @@ class Row:
         group: The group that the arm belongs to.
         arm: The name of the arm.
         seeds: The number of runs.
-        rate_factor: The multiple of the recipe's learning rate that was chosen for the arm on
-            held-out samples; None if none was chosen.
-        accuracy_last: The accuracy after the last epoch, as a fraction. This is the main result.
-        difference: The accuracy of the method minus that of this arm, after the last epoch; None
-            for the method itself. See ``Group.method``.
+        rate_factor: The multiple of the recipe's learning rate that was chosen for the arm.
+        accuracy_last: The accuracy after the last epoch, as a fraction.
+        difference: The accuracy of ``Group.method`` minus that of this arm; None for the method.
         verdict: What the seeds show about the difference; see ``Difference.verdict``.
-        cost: The sample-steps of the method divided by those of this arm, paired by seed.
-        time: The same of the training times.
-        samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
-            Each of them is one backward pass of one sample.
+        cost, time: The sample-steps and the training time of the method, divided by those of this
+            arm, paired by seed.
+        samples_trained: The number of sample-steps: of samples, summed over the epochs.
         skipped: The fraction of the sample-steps of ``full`` that the arm does not train.
         steps: The number of optimizer steps.
-        seconds_train: The wall-clock time of the training in seconds, including the bookkeeping and
-            excluding the evaluation.
+        seconds_train: The wall-clock time of the training in seconds, with the bookkeeping and
+            without the evaluation.
         predicted_saving: The fraction that the paper's formulas predict; see ``Formulas``.
         time_saved: The fraction of the training time of ``full`` that is saved, paired by seed.
-        saved_in_epochs: The fraction of the training time that is saved, computed from median
-            times of each run's epochs; see ``saved_in_epochs``.
-        seconds_bookkeeping: The overhead of one run in seconds: the time for selecting samples and
-            recording what the method needs; that of ``watched`` is the cost of evidence on labels.
+        seconds_bookkeeping: The time in seconds for selecting samples and recording what the method
+            needs; that of ``watched`` is the cost of evidence on labels.
         samples_of_both: The number of sample-steps of a second training, which leaves out suspects,
             and of ``watched``, which found them; None for any other arm.
-        seconds_of_both: The training time in seconds of both.
     """
 
     group: Group
@@ -201,17 +186,12 @@ class Row:
     seconds_train: float
     predicted_saving: float | None
     time_saved: Difference | None
-    saved_in_epochs: float | None
     seconds_bookkeeping: float
     samples_of_both: float | None
-    seconds_of_both: float | None
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Split runs into groups that can be compared, in the given order.
-
-    A comparison has a group for each network and dataset in it, and so have all runs that belong to
-    none.
+    """Split runs into groups that can be compared: by comparison, network and dataset.
 
     Raises:
         InputError: Runs of a group have an arm and a seed in common, were trained on other data, or
@@ -251,22 +231,18 @@ def paired_runs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:
 
 
 def paired_difference(pairs: Sequence[tuple[Run, Run]], of: Value) -> Difference | None:
-    """Return the difference between the values of two arms.
+    """Return the difference between the values of two arms; None without a common seed.
 
     Args:
         pairs: The runs of both arms, from ``paired_runs``; the values of the second are subtracted.
         of: Returns the value of a run from its summary, such as ``accuracy_last``.
-
-    Returns:
-        The mean difference with its 95 % Student confidence interval, which has n - 1 degrees of
-        freedom for n pairs; None if the arms have no seed in common.
     """
     differences = [of(run.summary) - of(base.summary) for run, base in pairs]
     return mean_difference(differences) if differences else None
 
 
 def mean_difference(differences: Sequence[float]) -> Difference:
-    """Return the mean of one paired difference or more, with its 95 % Student interval."""
+    """Return the mean of n paired differences, with its Student interval (n - 1 degrees)."""
     mean = statistics.fmean(differences)
     if len(differences) == 1:
         return Difference(mean, None, 1)
@@ -287,9 +263,8 @@ class Formulas:
 
     Attributes:
         step: T, the seconds of a step: the median over the epochs of full training.
-        steps, steps_full: The number of steps of the run (formula 5 with fewer batches in pruned
-            epochs) and of full training.
-        overhead: The run's own bookkeeping, in seconds, which is that of all its epochs.
+        steps, steps_full: The number of steps of the run (formula 5) and of full training.
+        overhead: The seconds of the run's own bookkeeping in all epochs.
     """
 
     step: float
@@ -319,62 +294,42 @@ def formulas(run: Run, full: Run) -> Formulas:
     return Formulas(step, run.summary.steps, full.summary.steps, run.summary.seconds_bookkeeping)
 
 
-def saved_in_epochs(run: Run) -> float | None:
-    """Return the fraction of the training time that the pruned epochs of a run saved.
-
-    The fraction is computed from median times of this run only: a full epoch takes the median time
-    of the full epochs, and a pruned epoch its number of samples times the median time per sample of
-    the pruned epochs, which may differ much in length. If other work slows the machine down for
-    some time, the total time changes, but this fraction does not change much.
-
-    Returns:
-        The fraction; None if no epoch is pruned or if every epoch is pruned.
-    """
-    full: list[float] = [line["seconds"] for line in run.metrics if not line["pruned"]]
-    pruned = [line for line in run.metrics if line["pruned"] and line["samples"]]
-    if not full or not pruned or not statistics.median(full):
-        return None
-    per_sample: float = statistics.median(line["seconds"] / line["samples"] for line in pruned)
-    pruned_seconds: float = per_sample * sum(line["samples"] for line in pruned)
-    number = len(run.metrics)
-    return (number - len(full) - pruned_seconds / statistics.median(full)) / number
-
-
 def _row(group: Group, arm: str, margin: float) -> Row:
     runs, method = group.of(arm), group.method
+
+    def mean(of: Value) -> float:
+        return statistics.fmean(of(run.summary) for run in runs)
+
     with_full = [] if arm == BASELINE else paired_runs(group, arm, BASELINE)
     against = [] if method in (None, arm) else paired_runs(group, str(method), arm)
     difference = paired_difference(against, lambda summary: summary.accuracy_last)
+    skipped = [1 - ratio for ratio in _ratios(with_full, _samples)]
     if arm == BASELINE or not group.of(BASELINE):
         skipped = [run.summary.skipped_share for run in runs]
-    else:
-        skipped = [1 - ratio for ratio in _ratios(with_full, _samples)]
     saved = [1 - ratio for ratio in _ratios(with_full, _seconds)]
     second = [
-        pair
-        for pair in paired_runs(group, arm, WATCHED)
-        if pair[0].recipe.get("data", {}).get("without")
+        _samples(run.summary) + _samples(first.summary)
+        for run, first in paired_runs(group, arm, WATCHED)
+        if run.recipe.get("data", {}).get("without")
     ]
     return Row(
         group=group,
         arm=arm,
         seeds=len(runs),
         rate_factor=runs[0].rate_factor,
-        accuracy_last=statistics.fmean(run.summary.accuracy_last for run in runs),
+        accuracy_last=mean(lambda summary: summary.accuracy_last),
         difference=difference,
         verdict=None if difference is None else difference.verdict(margin),
         cost=mean_known(_ratios(against, _samples)),
         time=mean_known(_ratios(against, _seconds)),
-        samples_trained=statistics.fmean(run.summary.samples_trained for run in runs),
+        samples_trained=mean(_samples),
         skipped=mean_known(skipped),
-        steps=statistics.fmean(run.summary.steps for run in runs),
-        seconds_train=statistics.fmean(run.summary.seconds_train for run in runs),
+        steps=mean(lambda summary: summary.steps),
+        seconds_train=mean(_seconds),
         predicted_saving=mean_known(formulas(*pair).saving for pair in with_full),
         time_saved=mean_difference(saved) if saved else None,
-        saved_in_epochs=mean_known(saved_in_epochs(run) for run in runs),
-        seconds_bookkeeping=statistics.fmean(run.summary.seconds_bookkeeping for run in runs),
-        samples_of_both=mean_known(_sums(second, _samples)),
-        seconds_of_both=mean_known(_sums(second, _seconds)),
+        seconds_bookkeeping=mean(lambda summary: summary.seconds_bookkeeping),
+        samples_of_both=mean_known(second),
     )
 
 
@@ -384,10 +339,6 @@ def _samples(summary: Summary) -> float:
 
 def _seconds(summary: Summary) -> float:
     return summary.seconds_train
-
-
-def _sums(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:
-    return [of(run.summary) + of(base.summary) for run, base in pairs]
 
 
 def _ratios(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:

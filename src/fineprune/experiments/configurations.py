@@ -7,31 +7,20 @@ from typing import Any
 
 from fineprune.distributed.strategy import OF_ANY_SERVERS, Strategy
 from fineprune.errors import InputError
-from fineprune.experiments.controls import with_epochs
 from fineprune.launch.slurm import torchrun_in_job
 from fineprune.training.recipe import Recipe
 
 ONE, ALL_REDUCE = "one", "all-reduce"
-_MOST_SEEDS = 100
-_SERVED = ("sync", "async", "mixed")
-_OPTION_WORDS = r"((?: [a-z]+=[0-9.e-]{1,12})*)"
 _FORM = re.compile(
-    rf"({'|'.join(_SERVED)}) (\d{{1,4}})\+(\d{{1,4}})( dedicated| shared)?{_OPTION_WORDS}"
+    rf"(?:{ONE}|{ALL_REDUCE} (?P<processes>\d{{1,4}})|(?P<strategy>sync|async|mixed) "
+    r"(?P<workers>\d{1,4})\+(?P<servers>\d{1,4})(?: (?P<placement>dedicated|shared))?)"
+    r"(?P<options>(?: [a-z]+=[0-9.e-]{1,12})*)"
 )
-_ALONE = re.compile(rf"{ONE}{_OPTION_WORDS}")
-_REDUCED = re.compile(rf"{ALL_REDUCE} (\d{{1,4}}){_OPTION_WORDS}")
 # The options that are settings of ``distributed``, which only the text of a configuration changes.
 OF_SERVERS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
 # Settings of ``distributed`` that a recipe chooses for the asynchronous configurations, besides
 # those of any servers. The text of a configuration says all others.
 _OF_ASYNCHRONOUS = ("rate_by_staleness",)
-# The options that every form has.
-_OF_TRAINING = ("lr", "epochs", "seeds")
-_EXAMPLES = "'one', 'all-reduce 2' or 'async 4+3 dedicated'"
-_SYNTAX = (
-    "write sync, async or mixed, then workers+servers, and optionally shared or dedicated, and "
-    "group=, backup=, bound=, lr=, epochs= or seeds="
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +34,7 @@ class Configuration:
         workers: The number of replicas of the model.
         distributed: The ``distributed`` section of a recipe with these workers and servers.
         group: The number of workers per node: those of a group, whose gradients are averaged there.
-        training: The settings of the recipe's ``training`` section that differ: ``lr`` and
-            ``epochs``.
-        seeds: The number of runs, each with another seed.
+        lr: The learning rate; None for that of the recipe.
     """
 
     text: str
@@ -55,8 +42,7 @@ class Configuration:
     workers: int
     distributed: Strategy
     group: int = 1
-    training: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seeds: int = 1
+    lr: float | None = None
 
     @property
     def servers(self) -> int:
@@ -102,64 +88,57 @@ def configuration(text: str) -> Configuration:
             ``mixed``, followed by ``N+S`` for N workers and S servers, and optionally by ``shared``
             or ``dedicated`` for the placement of the servers. Options follow, each with a number:
             ``group=`` (the workers per node: all of them with ``all-reduce``, one of ``mixed``),
-            ``backup=`` and ``bound=`` with servers, and always ``lr=``, ``epochs=``, ``seeds=``.
+            ``backup=`` and ``bound=`` with servers, and always ``lr=``.
     """
-    words = " ".join(text.split())
-    if found := _ALONE.fullmatch(words):
-        _, training, seeds = _options(found[1], (), text)
-        return Configuration(words, ONE, 1, Strategy(), 1, training, seeds)
-    if found := _REDUCED.fullmatch(words):
-        workers = int(found[1])
-        if workers < 2:
-            raise InputError(f"expected at least two processes for all-reduce, got {text!r}")
-        own, training, seeds = _options(found[2], ("group",), text)
-        group = own.get("group", workers)  # Without group=, all of them are on one node.
-        if group < 1 or workers % group:
-            raise InputError(f"expected group= to divide the {workers} processes, got {text!r}")
-        return Configuration(words, ALL_REDUCE, workers, Strategy(), group, training, seeds)
-    found = _FORM.fullmatch(words)
+    found = _FORM.fullmatch(" ".join(text.split()))
     if found is None:
-        raise InputError(f"expected a configuration such as {_EXAMPLES}, got {text!r}: {_SYNTAX}")
-    own, training, seeds = _options(found[5], tuple(OF_SERVERS), text)
-    made = Strategy(
-        strategy=found[1],
-        workers=int(found[2]),
-        servers=int(found[3]),
-        placement=(found[4] or "shared").strip(),
-        **{OF_SERVERS[name]: value for name, value in own.items()},
-    )
-    words = words.replace(" shared", "")
-    return Configuration(words, made.strategy, made.workers, made, made.group, training, seeds)
+        raise InputError(
+            f"expected a configuration such as 'one', 'all-reduce 2' or 'async 4+3 dedicated', got "
+            f"{text!r}: write sync, async or mixed, then workers+servers, and optionally shared or "
+            f"dedicated, and group=, backup=, bound= or lr="
+        )
+    form, words = found[0].removesuffix(found["options"]), found["options"].split()
+    own = OF_SERVERS if found["strategy"] else ("group",) if found["processes"] else ()
+    options = dict(_option(word, (*own, "lr"), text) for word in words)
+    if len(options) < len(words):
+        raise InputError(f"expected each option once, got {text!r}")
+    normal = " ".join([form.removesuffix(" shared"), *(f"{n}={v:g}" for n, v in options.items())])
+    lr = options.pop("lr", None)
+    integers: dict[str, Any] = {name: int(value) for name, value in options.items()}
+    if found["strategy"]:
+        made = Strategy(
+            strategy=found["strategy"],
+            workers=int(found["workers"]),
+            servers=int(found["servers"]),
+            placement=found["placement"] or "shared",
+            **{OF_SERVERS[name]: value for name, value in integers.items()},
+        )
+        return Configuration(normal, made.strategy, made.workers, made, made.group, lr)
+    if not found["processes"]:
+        return Configuration(normal, ONE, 1, Strategy(), 1, lr)
+    workers = int(found["processes"])
+    if workers < 2:
+        raise InputError(f"expected at least two processes for all-reduce, got {text!r}")
+    group = integers.get("group", workers)  # Without group=, all of them are on one node.
+    if group < 1 or workers % group:
+        raise InputError(f"expected group= to divide the {workers} processes, got {text!r}")
+    return Configuration(normal, ALL_REDUCE, workers, Strategy(), group, lr)
 
 
-def _options(
-    words: str, own: tuple[str, ...], text: str
-) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Return the options of a form, the settings of the training, and the number of seeds."""
-    found: dict[str, Any] = {}
-    known = (*own, *_OF_TRAINING)
-    for option in words.split():
-        name, _, value = option.partition("=")
-        if name not in known:
-            raise InputError(f"expected one of {', '.join(known)}, got {name!r} in {text!r}")
-        if name in found:
-            raise InputError(f"expected {name}= once, got {text!r}")
-        try:
-            found[name] = float(value) if name == "lr" else int(value)
-        except ValueError as error:
-            kind = "a number" if name == "lr" else "a whole number"
-            raise InputError(f"expected {kind} as {name}=, got {value!r} in {text!r}") from error
-    seeds = found.pop("seeds", 1)
-    if not 1 <= seeds <= _MOST_SEEDS:
-        raise InputError(f"expected seeds= from 1 to {_MOST_SEEDS}, got {text!r}")
-    training: dict[str, Any] = {n: found.pop(n) for n in ("lr", "epochs") if n in found}
-    return found, training, seeds
+def _option(word: str, known: tuple[str, ...], text: str) -> tuple[str, float]:
+    """Return the name and the number of an option."""
+    name, _, value = word.partition("=")
+    if name not in known:
+        raise InputError(f"expected one of {', '.join(known)}, got {name!r} in {text!r}")
+    try:
+        return name, float(value) if name == "lr" else int(value)
+    except ValueError as error:
+        kind = "a number" if name == "lr" else "a whole number"
+        raise InputError(f"expected {kind} as {name}=, got {value!r} in {text!r}") from error
 
 
-def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> Recipe:
+def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool = False) -> Recipe:
     """Return the recipe that trains with a configuration.
-
-    Milestones and the warm-up of the learning rate move in proportion to the epochs.
 
     Args:
         recipe: The recipe. Its strategy, workers and servers do not count.
@@ -173,10 +152,8 @@ def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> R
     given = {name: getattr(recipe.distributed, name) for name in kept}
     distributed = dataclasses.replace(chosen.distributed, **given)
     result = dataclasses.replace(recipe, distributed=distributed)
-    if "epochs" in chosen.training:
-        result = with_epochs(result, chosen.training["epochs"])
-    if "lr" in chosen.training:
-        result = result.replaced("training", lr=chosen.training["lr"])
+    if chosen.lr is not None:
+        result = result.replaced("training", lr=chosen.lr)
     if same_update:
         size, rest = divmod(recipe.training.batch_size, chosen.averaged)
         if rest:
@@ -197,11 +174,6 @@ def launcher(chosen: Configuration) -> list[str]:
         return in_job
     # Each run has its own rendezvous store, on a free port of the loopback interface.
     return [
-        sys.executable,
-        "-m",
-        "fineprune.launch.torchrun",
-        f"--nproc-per-node={chosen.workers}",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
+        *(sys.executable, "-m", "fineprune.launch.torchrun", f"--nproc-per-node={chosen.workers}"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
     ]

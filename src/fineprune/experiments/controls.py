@@ -18,29 +18,25 @@ from fineprune.training.policies import (
 )
 from fineprune.training.recipe import Recipe
 
-# Full training; full training that keeps evidence on the labels; the second training without the
-# suspects of this one; the control that repeats the numbers of a finished run; and the trainings on
-# all data with fewer epochs.
-FULL, WATCHED, SECOND, MATCHED = "full", "watched", "second", "matched"
-SHORTER, FEWER = "shorter", "fewer-epochs"
+FULL, WATCHED, SECOND = "full", "watched", "second"
+RANDOM, MATCHED, SHORTER = "random", "matched", "shorter"
 
 # The policies that are compared with the controls.
-METHODS = tuple(name for name in POLICY_NAMES if name not in (FULL, "random", MATCHED))
+METHODS = tuple(name for name in POLICY_NAMES if name not in (FULL, RANDOM, MATCHED))
 
 # All arms, in the order of tables.
-ALL_ARMS = (FULL, WATCHED, SECOND, *METHODS, "random", MATCHED, SHORTER, FEWER)
+ALL_ARMS = (FULL, WATCHED, SECOND, *METHODS, RANDOM, MATCHED, SHORTER)
 
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
     """Return the arms of a comparison whose user names none."""
     policy = recipe.pruning.policy
     if policy in (FULL, MATCHED) or follows_schedule(policy):
-        return (FULL, "fine-pruning", "random", FEWER)
+        return (FULL, "fine-pruning", RANDOM, SHORTER)
     if policy == "adaptive":
-        return (FULL, "adaptive", SHORTER)
-    if getattr(recipe.policy(), "save", None) is None:  # The cost may depend on the data.
-        return (FULL, policy, MATCHED)
-    return (FULL, policy, MATCHED, SHORTER)
+        return (FULL, policy, SHORTER)
+    known = getattr(recipe.policy(), "save", None) is not None  # Or the cost depends on the data.
+    return (FULL, policy, MATCHED, *((SHORTER,) if known else ()))
 
 
 def make_arms(recipe: Recipe, names: Sequence[str], num_samples: int) -> list[Arm]:
@@ -67,66 +63,55 @@ def make_arms(recipe: Recipe, names: Sequence[str], num_samples: int) -> list[Ar
               ``FinePruning.for_saving`` if the recipe has none.
             - ``matched`` keeps as many samples per epoch as the recipe's policy, chosen at random.
             - ``shorter`` trains on all data with the rates of ``fineprune.shorter``.
-            - ``fewer-epochs`` does so with the recipe's own schedule, shortened in proportion, as
-              "No Train No Gain" (NeurIPS 2023) recommends.
         num_samples: The number of training samples, N.
     """
     for name in names:
         if (times := list(names).count(name)) > 1:
             raise InputError(f"expected every arm once, got {name!r} {times} times")
-    arms = [_arm(recipe, name, num_samples) for name in names]
+    arms = in_order([_arm(recipe, name, num_samples) for name in names])
     for arm in arms:
         if arm.needs is not None and arm.needs not in names:
             raise InputError(
-                f"expected the arm {arm.needs!r} beside {arm.name!r}, which takes the {arm.takes} "
-                f"of its runs, got {', '.join(names)}: add {arm.needs!r}"
+                f"expected the arm {arm.needs!r} beside {arm.name!r}, whose runs follow from those "
+                f"of it, got {', '.join(names)}: add {arm.needs!r}"
             )
-    return in_order(arms)
+    return arms
 
 
 def in_order(arms: Sequence[Arm]) -> list[Arm]:
     """Return arms in the order of tables, with those that are not known at the end."""
-
-    def place(arm: Arm) -> int:
-        return ALL_ARMS.index(arm.name) if arm.name in ALL_ARMS else len(ALL_ARMS)
-
-    return sorted(arms, key=place)
+    return sorted(arms, key=lambda arm: (*ALL_ARMS, arm.name).index(arm.name))
 
 
 def _arm(recipe: Recipe, name: str, num_samples: int) -> Arm:
     policy = recipe.pruning.policy
-    plain = (FULL, WATCHED, SECOND)
-    if policy == MATCHED or (policy == FULL and name not in plain):
+    if policy == MATCHED or (policy == FULL and name not in (FULL, WATCHED, SECOND)):
         raise InputError(
             f'expected a recipe with a pruning schedule to compare, got policy = "{policy}": '
             f"set pruning.policy to another one, such as adaptive"
         )
     if name not in (*ALL_ARMS, policy):
         raise InputError(f"expected arms out of {', '.join(ALL_ARMS)}, got {name!r}")
-    full = recipe.replaced("pruning", policy=FULL)
-    if name == WATCHED:
-        return Arm(name=name, changes={**recipe.changes_to(full), "run": {"history": True}})
-    if name == SECOND:
-        if recipe.data.without is not None:
-            raise InputError(
-                f"expected no data.without with the arm {SECOND!r}, which sets it, got "
-                f"{recipe.data.without}: leave one of them out"
-            )
-        return Arm(name=name, changes=recipe.changes_to(full), needs=WATCHED, takes="suspects")
+    if name == SECOND and recipe.data.without is not None:
+        raise InputError(
+            f"expected no data.without with the arm {SECOND!r}, which sets it, got "
+            f"{recipe.data.without}: leave one of them out"
+        )
     if name == MATCHED:
         if cost_is_known(recipe, num_samples):
             _check_saves(recipe, num_samples, name)
-        changes = {"pruning": {"policy": MATCHED}}
-        return Arm(name=name, changes=changes, needs=policy, takes="numbers")
-    if name == FULL:
+        return Arm(name=name, changes={"pruning": {"policy": MATCHED}}, needs=policy)
+    full = recipe.replaced("pruning", policy=FULL)
+    if name == SHORTER:
+        made = _shorter(recipe, full, num_samples)
+    elif name in (FULL, WATCHED, SECOND):
         made = full
-    elif name in (SHORTER, FEWER):
-        _check_saves(recipe, num_samples, name)
-        epochs = max(1, round(predicted_cost(recipe, num_samples).samples / num_samples))
-        made = with_epochs(full, epochs) if name == FEWER else _shorter(full, epochs)
     else:
         made = recipe if name == policy else _other_policy(recipe, name, num_samples)
-    return Arm(name=name, changes=recipe.changes_to(made))
+    changes = recipe.changes_to(made)
+    if name == WATCHED:  # Also if the recipe itself says so; see ``plan_runs``.
+        changes["run"] = {"history": True}
+    return Arm(name=name, changes=changes, needs=WATCHED if name == SECOND else None)
 
 
 def _other_policy(recipe: Recipe, name: str, num_samples: int) -> Recipe:
@@ -137,20 +122,20 @@ def _other_policy(recipe: Recipe, name: str, num_samples: int) -> Recipe:
     if not follows_schedule(name) or follows_schedule(recipe.pruning.policy):
         return recipe.replaced("pruning", policy=name)
     _check_saves(recipe, num_samples, name)
-    training = recipe.training
-    schedule = schedule_for_saving(
-        training.epochs, training.milestones, saved_share(recipe, num_samples)
-    )
+    training, saved = recipe.training, saved_share(recipe, num_samples)
+    schedule = schedule_for_saving(training.epochs, training.milestones, saved)
     return recipe.replaced("pruning", policy=name, **schedule)
 
 
-def _shorter(recipe: Recipe, epochs: int) -> Recipe:
-    """Return the recipe with the rates of ``fineprune.shorter`` for so many epochs."""
-    training = recipe.training
+def _shorter(recipe: Recipe, full: Recipe, num_samples: int) -> Recipe:
+    """Return full training with the rates of ``fineprune.shorter``, at the cost of a recipe."""
+    _check_saves(recipe, num_samples, SHORTER)
+    training = full.training
+    epochs = max(1, round(predicted_cost(recipe, num_samples).samples / num_samples))
     rates = shorter(
         functools.partial(rate_at, training), 1 - epochs / training.epochs, epochs=training.epochs
     )
-    return recipe.replaced(
+    return full.replaced(
         "training",
         epochs=len(rates),
         schedule="rates",
@@ -158,28 +143,6 @@ def _shorter(recipe: Recipe, epochs: int) -> Recipe:
         milestones=(),
         gamma=None,
         warmup=0,
-    )
-
-
-def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
-    """Return the recipe with another number of epochs.
-
-    The milestones, the warm-up and the rates of single epochs change in proportion, so that the
-    learning rate decays completely.
-    """
-    training = recipe.training
-    scale = epochs / training.epochs
-    milestones = sorted({max(1, round(milestone * scale)) for milestone in training.milestones})
-    rates = training.rates and tuple(
-        training.rates[min(int((epoch + 0.5) / scale), training.epochs - 1)]
-        for epoch in range(epochs)
-    )
-    return recipe.replaced(
-        "training",
-        epochs=epochs,
-        milestones=tuple(milestones),
-        warmup=round(training.warmup * scale),
-        rates=rates,
     )
 
 
@@ -195,8 +158,8 @@ def check_keeps_evidence(recipe: Recipe, classes: int) -> None:
 def matched_recipe(recipe: Recipe, method: Run) -> Recipe:
     """Return the recipe that keeps as many samples in each epoch as a run did, chosen at random.
 
-    The recipe is complete: it contains the numbers and the mean weights of all epochs, and none of
-    the settings of the method.
+    It contains the numbers and the mean weights of all epochs, and none of the settings of the
+    method.
     """
     total = method.summary.train_samples
     numbers = [total - line["skipped"] for line in method.metrics]

@@ -1,6 +1,5 @@
 """Trains the runs of an experiment, each by ``fineprune train`` in a process of its own."""
 
-import contextlib
 import os
 import re
 import signal
@@ -8,13 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fineprune.errors import DIVERGED, WRONG_INPUT, InputError, RunError
-from fineprune.experiments.planned_run import PlannedRun
+from fineprune.experiments.planned_run import Digests, PlannedRun, check_trained_with
 from fineprune.launch.follow_parent import PARENT_VARIABLE
-from fineprune.runs.files import RECIPE
+from fineprune.runs.files import RECIPE, SUMMARY
+from fineprune.runs.summary import read_summary
 from fineprune.training.hardware import available_cores
 from fineprune.training.recipe import Recipe
 from fineprune.training.stop import stop_requests
@@ -26,63 +25,59 @@ _POLL_SECONDS = 0.1
 _SAID = re.compile(r"^(?: *\d+: )?fineprune: (.*)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """A run whose process has ended, or that cannot be trained.
-
-    Attributes:
-        run: The run.
-        diverged: What it said when its training diverged; None if it is finished, or if the run
-            that it needs has diverged.
-        said: The warnings of a finished run.
-    """
-
-    run: PlannedRun
-    diverged: str | None = None
-    said: tuple[str, ...] = ()
+def reached(folder: Path) -> str:
+    """Return the accuracy of a finished run as text."""
+    return f"accuracy {read_summary(folder / SUMMARY).accuracy_last:.2%}"
 
 
 def run_jobs(
     runs: Sequence[PlannedRun],
-    jobs: int,
-    on_poll: Callable[[], None],
+    digests: Digests,
+    tell: Callable[[str], None],
     *,
+    jobs: int = 1,
     launcher: Callable[[PlannedRun], Sequence[str]] = lambda run: (sys.executable,),
-    later: int = 0,
-) -> Iterator[Ended]:
-    """Train runs, or continue them, and yield each when it has ended.
+    result: Callable[[Path], str] = reached,
+) -> Iterator[tuple[PlannedRun, str]]:
+    """Train runs, or continue them, and yield each that diverged, with its reason.
 
     A run starts as soon as there is a place for it, in the given order. One that needs another
-    starts after it; until then, the runs behind it come first.
+    starts after it, and not at all if that has diverged; until then, the runs behind it come first.
 
     Args:
-        runs: The runs, none of which is finished.
+        runs: The runs. Those that are finished are left as they are.
+        digests: What they have to read.
+        tell: Called with a line for each run that has ended, and often with an empty one.
         jobs: The number of runs that train at the same time and share the cores equally.
-        on_poll: Called several times per second while runs train.
         launcher: Returns the command that a run needs before ``-m fineprune``.
-        later: The number of runs that the caller trains after these, for the message when a signal
-            stops it.
+        result: Returns what a line says of the run that has finished in a folder.
     """
-    waiting, training = list(runs), list[_Process]()
+    waiting, training = [run for run in runs if not run.finished()], list[_Process]()
     with stop_requests() as stop:
         try:
             while waiting or training:
+                stop.check(f"with {len(waiting) + len(training)} runs to go")
                 pending = {run.folder for run in [*waiting, *(one.run for one in training)]}
                 ready = [run for run in waiting if not run.needs or run.needs.folder not in pending]
                 for run in ready[: jobs - len(training)]:
                     waiting.remove(run)
                     recipe = run.complete()
-                    if recipe is None or run.finished():
-                        yield Ended(run)
-                    else:
+                    if recipe is not None and not run.finished():
                         training.append(_Process(run, recipe, launcher(run), jobs))
-                on_poll()
-                stop.check(f"with {len(waiting) + len(training) + later} runs to go")
+                tell("")
                 time.sleep(_POLL_SECONDS)
                 for process in [one for one in training if one.poll() is not None]:
-                    stop.check(f"with {len(waiting) + len(training) + later} runs to go")
+                    stop.check(f"with {len(waiting) + len(training)} runs to go")
                     training.remove(process)
-                    yield process.result()
+                    run, (diverged, said) = process.run, process.outcome()
+                    for message in said:
+                        tell(f"{run.label}: {message}")
+                    if diverged:
+                        tell(f"{run.label} diverged")
+                        yield run, diverged
+                    else:
+                        tell(f"finished {run.label}, {result(run.folder)}")
+                        check_trained_with(run, digests)
         finally:
             for process in training:
                 process.terminate()  # A run writes a checkpoint before its process ends.
@@ -112,14 +107,15 @@ class _Process(subprocess.Popen[bytes]):
                 stderr=log,
             )
 
-    def result(self) -> Ended:
-        """Return what came of the process, which has ended."""
-        status, said = self.returncode, _SAID.findall(_text(self._log))
+    def outcome(self) -> tuple[str, list[str]]:
+        """Return why the run diverged, or nothing, and the warnings of a finished run."""
+        status = self.returncode
+        said = _SAID.findall(self._log.read_text(encoding="utf-8", errors="replace"))
         self._recipe.unlink(missing_ok=True)
         last = said[-1] if said else f"see {self._log}"
-        if status == DIVERGED:
+        if status in (0, DIVERGED):
             self._log.unlink()
-            return Ended(self.run, last)
+            return (last, []) if status else ("", said)
         if status == WRONG_INPUT:
             raise InputError(last)
         if status < 0:
@@ -127,13 +123,4 @@ class _Process(subprocess.Popen[bytes]):
                 f"the process of {self.run.folder} was killed by {signal.Signals(-status).name}, "
                 f"perhaps because memory ran out: run the same command again to continue"
             )
-        if status:
-            raise RunError(f"{self.run.name!r} failed: {last}")
-        self._log.unlink()
-        return Ended(self.run, said=tuple(said))
-
-
-def _text(log: Path) -> str:
-    with contextlib.suppress(OSError):
-        return log.read_text(encoding="utf-8", errors="replace")
-    return ""
+        raise RunError(f"{self.run.name!r} failed: {last}")

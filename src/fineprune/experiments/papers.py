@@ -4,7 +4,6 @@
 scaling experiment. So both continue where they stopped, and every verb takes their folders.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +11,9 @@ from typing import NamedTuple
 from fineprune.datasets.cifar import CIFAR10
 from fineprune.errors import InputError
 from fineprune.experiments.compare import compare
-from fineprune.experiments.configurations import Configuration, configuration
-from fineprune.experiments.controls import FULL, MATCHED, SHORTER, WATCHED, with_epochs
-from fineprune.experiments.planned_run import OnProgress
+from fineprune.experiments.configurations import configuration
+from fineprune.experiments.controls import FULL, MATCHED, SHORTER, WATCHED
+from fineprune.experiments.planned_run import OnProgress, named
 from fineprune.experiments.scale import scale
 from fineprune.training.hardware import available_cores, resolved
 from fineprune.training.recipe import Recipe, read_recipe
@@ -43,11 +42,11 @@ _SMALL_ONE = {
 
 # The configurations of [D], and those that the forecast and the other strategies need. A node has
 # two workers in the small one, and four in the paper's.
-_SMALL_TWO = (
+SMALL_TWO = (
     *("one", "all-reduce 2", "async 1+1", "sync 2+1", "async 2+1", "async 2+2"),
     *("mixed 4+1 group=2", "mixed 4+2 group=2"),
 )
-_FULL_TWO = (
+FULL_TWO = (
     *("one", "all-reduce 2", "all-reduce 4", "async 1+1", "sync 16+3", "async 16+3"),
     *("mixed 8+1 group=4", "mixed 16+1 group=4", "mixed 16+3 group=4"),
     *("mixed 16+3 dedicated group=4", "mixed 32+7 group=4"),
@@ -69,9 +68,9 @@ def paper_one(
         folder: The folder to which the comparison of each network is written.
         changes: Changes of all recipes, as for ``read_recipe``.
         full: Whether to train all ten networks for 200 epochs on CIFAR-10.
-        seeds: The number of runs of each arm; 0 for three of LeNet and one of the other networks.
-        jobs: The number of runs that train at the same time; 0 for one per core (at most two) in
-            the small training, and for one in the full one.
+        seeds: The number of runs of each arm; 0 for three of LeNet and one of the others.
+        jobs: The number of runs at the same time; 0 for one per core (at most two) in the small
+            training, and for one in the full one.
         on_progress: See ``OnProgress``.
 
     Yields:
@@ -91,14 +90,10 @@ def paper_one(
                     seeds=number,
                     arms=arms,
                     jobs=jobs or (1 if full else small_jobs),
-                    on_progress=_named(network, on_progress),
+                    on_progress=named(network, on_progress),
                 )
         finished.append(folder / network)
         yield finished
-
-
-def _named(network: str, on_progress: OnProgress) -> OnProgress:
-    return lambda line, done, total: on_progress(line and f"{network}: {line}", done, total)
 
 
 def recipe_one(network: str, changes: Sequence[str], *, full: bool) -> Recipe:
@@ -124,11 +119,14 @@ def recipe_one(network: str, changes: Sequence[str], *, full: bool) -> Recipe:
     recipe = read_recipe(file, [*small, *others])
     any_epochs = [f"training.epochs={size.epochs}", *of_epochs, "training.milestones=[]"]
     epochs = read_recipe(file, any_epochs).training.epochs
-    window = max(2, round(recipe.pruning.arguments["window"] * epochs / recipe.training.epochs))
+    ratio = epochs / recipe.training.epochs
+    window = max(2, round(recipe.pruning.arguments["window"] * ratio))
     given = {change.partition("=")[0] for change in changes}
     scaled = {"window": window, "start": window // 2}
     unset = {key: value for key, value in scaled.items() if f"pruning.{key}" not in given}
-    return with_epochs(recipe, epochs).replaced("pruning", **unset)
+    milestones = sorted({max(1, round(old * ratio)) for old in recipe.training.milestones})
+    shorter = recipe.replaced("training", epochs=epochs, milestones=tuple(milestones))
+    return shorter.replaced("pruning", **unset)
 
 
 def paper_two(
@@ -150,33 +148,31 @@ def paper_two(
         on_progress: See ``OnProgress``.
     """
     recipe = recipe_two(changes, full=full)
-    number = seeds or (3 if recipe.data.name == "digits" else 1)
-    chosen = configurations_two(full=full, seeds=number)
-    scale(recipe, folder, chosen, title="paper 2", on_progress=on_progress)
+    scale(
+        recipe,
+        folder,
+        [configuration(text) for text in (FULL_TWO if full else SMALL_TWO)],
+        title="paper 2",
+        seeds=seeds or (3 if recipe.data.name == "digits" else 1),
+        on_progress=on_progress,
+    )
 
 
 def recipe_two(changes: Sequence[str], *, full: bool) -> Recipe:
     """Return the recipe of [D]; see ``paper_two``."""
     if full:
-        name = Path("paper/mvso-resnet50")
-        recipe = read_recipe(name, changes)
+        recipe = read_recipe(Path("paper/mvso-resnet50"), changes)
         if not recipe.data.train or not Path(recipe.data.train).exists():
             raise InputError(
                 f"expected the training images in {recipe.data.train}, found none: see "
                 f"docs/mvso.md, or set data.name, data.train and data.test to other data"
             )
         return recipe
-    name = Path("strategies")
-    if not _has_cifar10(read_recipe(name, changes)):
-        return read_recipe(name, changes)
+    recipe = read_recipe(Path("strategies"), changes)
+    if not _has_cifar10(recipe):
+        return recipe
     size = ("data.train_size=10000", "training.batch_size=128", "training.lr=0.1")
-    return read_recipe(name, ["data.name=cifar10", *size, *changes])
-
-
-def configurations_two(*, full: bool, seeds: int = 1) -> list[Configuration]:
-    """Return the configurations of [D]; see ``paper_two``."""
-    texts = _FULL_TWO if full else _SMALL_TWO
-    return [dataclasses.replace(configuration(text), seeds=seeds) for text in texts]
+    return read_recipe(Path("strategies"), ["data.name=cifar10", *size, *changes])
 
 
 def _has_cifar10(recipe: Recipe) -> bool:

@@ -1,26 +1,26 @@
-"""A run of an experiment: its recipe, its folder, its progress, and what it has to read.
+"""The runs of an experiment: what is planned, what is finished, and what they have read."""
 
-The file that lists the runs of an experiment contains the digests with which it began, as
-``training.summary.input_digests`` returns them.
-"""
-
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from fineprune.errors import InputError, RunError
-from fineprune.experiments.controls import matched_recipe
+from fineprune.experiments.controls import SECOND, matched_recipe
 from fineprune.runs.files import METRICS, RECIPE, REPORT, RESULTS, SUMMARY, read_json
 from fineprune.runs.run import read_run
-from fineprune.runs.summary import read_summary
+from fineprune.runs.summary import LEFT_OUT, read_summary
 from fineprune.training.recipe import Recipe, read_written_recipe
 
 # Called with a line of text (which may be empty), the number of epochs trained so far, and the
 # number of all epochs.
 OnProgress = Callable[[str, int, int], None]
 
+# What ``training.summary.input_digests`` returns.
 Digests = Mapping[str, str | None]
+
+_Listing = TypeVar("_Listing")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,18 +29,21 @@ class PlannedRun:
 
     Attributes:
         name: The arm or the configuration that the run trains.
-        recipe: The recipe, which may contain "auto" settings. If the run repeats the numbers of
-            another one, this is the recipe of that run, and ``complete()`` returns its own.
+        recipe: The recipe, which may contain "auto" settings. ``complete()`` adds what the run
+            takes from the one that it needs.
         folder: The folder of the run.
         needs: The run that must be finished before this one starts; None if there is none.
-        takes: What it takes from that run; see ``Arm``.
     """
 
     name: str
     recipe: Recipe
     folder: Path
     needs: "PlannedRun | None" = None
-    takes: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What progress and errors call the run."""
+        return f"{self.name}, seed {self.recipe.run.seed}"
 
     def complete(self) -> Recipe | None:
         """Return the recipe to train; None if the run that this one needs is not finished."""
@@ -48,29 +51,28 @@ class PlannedRun:
             return self.recipe
         if not self.needs.finished():
             return None
-        if self.takes == "suspects":
+        if self.name == SECOND:
             return self.recipe.replaced("data", without=str(self.needs.folder))
         return matched_recipe(self.recipe, read_run(self.needs.folder))
 
     def finished(self) -> bool:
-        """Return whether the run is finished."""
+        """Return whether the run is finished; InputError if the folder is that of another one."""
         if not (self.folder / RECIPE).exists():
             return False
         previous, complete = read_written_recipe(self.folder / RECIPE), self.complete()
         # What does not depend on the run that this one needs is checked before that is trained.
         expected = complete or dataclasses.replace(self.recipe, pruning=previous.pruning)
-        changed = previous.differences(expected)
-        if changed and self.takes == "numbers" and previous.pruning != expected.pruning:
-            raise InputError(
-                f"expected in {self.folder} the control of the run that it needs, got the control "
-                f"of another run: remove this folder to train the control again"
-            )
-        if changed:
-            raise InputError(
-                f"expected a run of this recipe in {self.folder}, got one whose {RECIPE} differs "
-                f"({'; '.join(changed)}): give another --out"
-            )
+        check_same_recipe(previous, expected, self.folder, "a run")
         return complete is not None and (self.folder / SUMMARY).exists()
+
+
+def check_same_recipe(written: Recipe, recipe: Recipe, folder: Path, what: str) -> None:
+    """Check that a folder holds a run or a comparison of a recipe."""
+    if changed := written.differences(recipe):
+        raise InputError(
+            f"expected {what} of this recipe in {folder}, got one whose {RECIPE} differs "
+            f"({'; '.join(changed)}): give another --out, or remove this folder to begin again"
+        )
 
 
 def with_seed(recipe: Recipe, number: int) -> Recipe:
@@ -78,50 +80,49 @@ def with_seed(recipe: Recipe, number: int) -> Recipe:
     return recipe.replaced("run", seed=recipe.run.seed + number)
 
 
-def check_own_folder(folder: Path, listing: str, what: str) -> None:
-    """Check that a folder holds an experiment, or nothing that an experiment would replace.
+def read_begun(listing: Path, kind: type[_Listing], what: str) -> _Listing | None:
+    """Return what a file says of the experiment in its folder, which may go on.
 
-    ``listing`` is the name of the file that lists the runs of such an experiment.
+    Args:
+        listing: The file that lists the runs of such an experiment.
+        kind: What it is read as.
+        what: What such an experiment is called.
+
+    Returns:
+        The content; None without the file, or if it is damaged, since it is then written again.
+
+    Raises:
+        InputError: The folder holds something else, which the experiment would replace.
     """
-    if (folder / listing).exists():
-        return
-    foreign = [name for name in (*RESULTS, REPORT) if (folder / name).exists()]
-    if foreign:
+    foreign = [name for name in (*RESULTS, REPORT) if (listing.parent / name).exists()]
+    if not listing.exists() and foreign:
         raise InputError(
-            f"expected a folder for {what}, got {folder}, which holds {', '.join(foreign)}: give "
-            f"another --out"
+            f"expected a folder for {what}, got {listing.parent}, which holds "
+            f"{', '.join(foreign)}: give another --out"
+        )
+    with contextlib.suppress(InputError):
+        return read_json(listing, kind)
+    return None
+
+
+def check_begun_with(begun: Digests, digests: Digests, folder: Path) -> None:
+    """Check that an experiment goes on with what it began with; added runs cannot check it."""
+    if changed := _changed(begun, digests):
+        raise InputError(
+            f"expected {changed} with which the runs in {folder} began, got others: restore the "
+            f"files, or give another --out"
         )
 
 
-def check_begun_with(listing: Path, digests: Digests, what: str) -> None:
-    """Check that an experiment goes on with the files with which it began.
-
-    The runs are not enough, because runs that are added have nothing to check yet. If the file that
-    lists them does not exist, has no digests or is damaged, nothing is known and nothing checked.
-    """
-    try:
-        begun = dict(read_json(listing, dict[str, Any])["sha256"])
-    except (InputError, KeyError, TypeError, ValueError):
-        return
-    changed = _changed(begun, digests)
-    if changed:
-        raise InputError(
-            f"expected {changed} with which the {what} in {listing.parent} began, got others: "
-            f"restore the files, or give another --out"
-        )
-
-
-def check_finished(run: PlannedRun, digests: Digests, what: str) -> None:
+def check_trained_with(run: PlannedRun, digests: Digests) -> None:
     """Check that a run has just trained with what its experiment began with."""
     # What a second training leaves out depends on its seed.
-    own = {"suspects"} if run.takes == "suspects" else set()
+    own = {LEFT_OUT} if run.name == SECOND else set()
     expected = {name: digest for name, digest in digests.items() if name not in own}
-    changed = _changed(expected, read_summary(run.folder / SUMMARY).digests)
-    if changed:
+    if changed := _changed(expected, read_summary(run.folder / SUMMARY).digests):
         raise RunError(
-            f"{changed} changed while the {what} trained: remove {run.folder}, restore what "
-            f"changed (a function must return the same data on every call), and run the same "
-            f"command again"
+            f"{changed} changed while runs trained: remove {run.folder}, restore what changed (a "
+            f"function must return the same data on every call), and run the same command again"
         )
 
 
@@ -130,10 +131,19 @@ def _changed(digests: Digests, others: Digests) -> str:
     return " and ".join(f"the {name}" for name in digests if digests[name] != others.get(name))
 
 
-def epochs_done(runs: Sequence[PlannedRun]) -> int:
-    """Return the number of epochs that are trained.
+def named(name: str, on_progress: OnProgress) -> OnProgress:
+    """Return what tells progress with a name before each line."""
+    return lambda line, done, total: on_progress(line and f"{name}: {line}", done, total)
 
-    The lines of metrics are counted, which is fast enough to be repeated often.
-    """
+
+def teller(runs: Sequence[PlannedRun], on_progress: OnProgress) -> Callable[[str], None]:
+    """Return what tells a line, which may be empty, with the epochs that runs have trained."""
+    total = sum(run.recipe.training.epochs for run in runs)
     files = [run.folder / METRICS for run in runs]
-    return sum(file.read_bytes().count(b"\n") for file in files if file.exists())
+
+    def tell(line: str = "") -> None:
+        # Counting the lines of the metrics is fast enough to be repeated often.
+        done = sum(file.read_bytes().count(b"\n") for file in files if file.exists())
+        on_progress(line, done, total)
+
+    return tell

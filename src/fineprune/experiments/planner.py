@@ -23,12 +23,11 @@ from msgspec import Meta
 
 from fineprune.errors import InputError, explaining
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
-from fineprune.experiments.controls import with_epochs
 from fineprune.experiments.planned_run import OnProgress
 from fineprune.experiments.scale import scale
 from fineprune.experiments.scale_table import Scaled, phases_of, read_scaling, steps_per_second
 from fineprune.runs.run import split_by
-from fineprune.training.convert import Count, Positive, check_known, converted
+from fineprune.training.convert import Count, Positive, converted
 from fineprune.training.forecast import cost_is_known, saved_share
 from fineprune.training.recipe import Recipe
 
@@ -51,8 +50,7 @@ class Cluster:
     Attributes:
         nodes: The largest number of nodes.
         accelerators: The number of workers per node, one for each accelerator.
-        gigabits: The bandwidth of a node's link in Gbit/s in each direction; 0 for a network that
-            is never the limit.
+        gigabits: The bandwidth of a node's link in Gbit/s in each direction; 0: never the limit.
         latency: The time of an empty message between two nodes, in seconds.
     """
 
@@ -74,10 +72,10 @@ class Costs:
         step: The mean duration of a step of one worker that trains alone, in seconds.
         samples: The number of samples per step.
         megabytes: The size of the parameters, and of their gradient.
-        exchange: How much an exchange with a server that has nothing else to do adds to a step, in
-            seconds, without what ``gradient``, ``update`` and the network add.
-        gradient, update: How long one server that holds all parameters is busy with a gradient, and
-            with an update, in seconds. With S servers, each is busy for a part of 1 / S.
+        exchange: The seconds that an exchange with an idle server adds to a step, without what
+            ``gradient``, ``update`` and the network add.
+        gradient, update: The seconds for which one server that holds all parameters is busy with a
+            gradient, and with an update. With S servers, each is busy for a part of 1 / S.
         spread: The standard deviation of a step's duration, relative to its mean.
         overlaps: Whether servers work on a gradient while its worker still computes, as with
             TensorFlow. Then they limit the throughput, but take no part of a worker's step.
@@ -94,44 +92,17 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Target:
-    """How the number of samples that a training needs depends on the workers.
-
-    Attributes:
-        epochs: The epochs that one worker needs to reach the target; None for those of the recipe.
-        critical_batch: The batch size at which a training needs twice as many samples as with tiny
-            batches (the gradient noise scale, McCandlish et al. 2018); None if larger batches need
-            no more samples.
-        per_staleness: The share of additional samples for each update of mean staleness.
-    """
-
-    epochs: Positive | None = None
-    critical_batch: Positive | None = None
-    per_staleness: NotNegative = 0.0
-
-    def factor(self, alone: int, update: int, staleness: float) -> float:
-        """Return how many times the samples of one worker a configuration needs."""
-        batch = 1.0
-        if self.critical_batch is not None:
-            batch = (self.critical_batch + update) / (self.critical_batch + alone)
-        return batch * (1 + self.per_staleness * staleness)
-
-
-@dataclass(frozen=True)
 class Predicted:
     """What is predicted for a configuration.
 
     Attributes:
-        configuration: The text of the configuration.
-        kind: Its strategy.
-        workers, servers, nodes: The numbers of workers, servers and nodes.
+        configuration, kind: The text of the configuration, and its strategy.
+        workers, servers, nodes: Their numbers.
         throughput: The applied samples per second.
-        speedup: The throughput divided by that of one node.
-        efficiency: The speedup divided by the number of nodes.
+        speedup, efficiency: The throughput divided by that of one node, and this by the nodes.
         staleness: The mean staleness of the updates.
         limit: What takes most of the time, or is always busy: compute, exchange, server or link.
-        samples_factor: How many times the samples of one worker are needed.
-        hours, hours_pruned: The time to the target on all data, and with the recipe's pruning (None
+        hours, hours_pruned: The time of the recipe's epochs on all data, and with its pruning (None
             without it), in hours.
     """
 
@@ -145,25 +116,16 @@ class Predicted:
     efficiency: float
     staleness: float
     limit: str
-    samples_factor: float
     hours: float
     hours_pruned: float | None
-
-    @property
-    def node_hours(self) -> float:
-        """The time to the target multiplied by the nodes."""
-        return self.hours * self.nodes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The predictions of a plan.
+    """The predictions of a plan, and the recommended one.
 
-    Attributes:
-        rows: The predictions.
-        stops: For each strategy, the prediction with the most nodes that still pay. It is empty if
-            the configurations were given.
-        recommended: The recommended prediction.
+    ``stops`` are, for each strategy, the predictions with the most nodes that still pay; there are
+    none if the configurations were given.
     """
 
     rows: list[Predicted]
@@ -244,30 +206,28 @@ def plan_cluster(
     cluster: Cluster,
     *,
     samples: float,
-    target: Target | None = None,
     saved: float | None = None,
     configurations: Sequence[Configuration] = (),
 ) -> Plan:
     """Predict configurations, or all strategies with up to 1,024 workers.
 
+    Every configuration is taken to need the same number of samples.
+
     Args:
         costs: The costs of a step.
         cluster: The cluster.
-        samples: The number of sample-steps that one worker needs on all data.
-        target: How this number depends on the workers; None if it does not.
-        saved: The share of the sample-steps that the recipe's pruning saves; None without pruning.
+        samples: The number of sample-steps on all data.
+        saved: The share of them that the recipe's pruning saves; None without pruning.
         configurations: The configurations to predict; if there are none, they are chosen.
     """
     per = cluster.accelerators
     one_node = configuration(ONE if per == 1 else f"{ALL_REDUCE} {per}")
-    base, aim = predicted_speed(costs, cluster, one_node)[0], target or Target()
+    base = predicted_speed(costs, cluster, one_node)[0]
 
     def predicted(chosen: Configuration) -> Predicted:
         _check(chosen, cluster)
         throughput, staleness, limit = predicted_speed(costs, cluster, chosen)
-        factor = aim.factor(costs.samples, costs.samples * chosen.averaged, staleness)
-        hours = samples * factor / throughput / 3600
-        nodes = chosen.nodes_with(per)
+        hours, nodes = samples / throughput / 3600, chosen.nodes_with(per)
         return Predicted(
             configuration=chosen.text,
             kind=chosen.strategy,
@@ -279,7 +239,6 @@ def plan_cluster(
             efficiency=throughput / base / nodes,
             staleness=staleness,
             limit=limit,
-            samples_factor=factor,
             hours=hours,
             hours_pruned=None if saved is None else hours * (1 - saved),
         )
@@ -288,31 +247,20 @@ def plan_cluster(
         rows = [predicted(chosen) for chosen in configurations]
         return Plan(rows, [], _recommended(rows))
     rows, stops = [predicted(one_node)], []
-    most = min(_MOST_WORKERS, cluster.nodes * per)
     for kind in _KINDS if per > 1 else _KINDS[:-1]:
         chain: list[Predicted] = []
-        workers = 2 * per
-        while workers <= most:
-            tried = [predicted(one) for one in _choices(kind, workers, per)]
-            # More servers have to make a difference.
-            quick = min(row.hours for row in tried)
-            chain.append(next(row for row in tried if row.hours <= 1.01 * quick))
-            if len(chain) > 1 and quick > chain[-2].hours:
+        nodes = 2
+        while nodes <= min(_MOST_WORKERS // per, cluster.nodes):
+            servers = "" if kind == ALL_REDUCE else f"+{nodes}"  # One on each node.
+            group = f" group={per}" if kind in (ALL_REDUCE, "mixed") else ""
+            chain.append(predicted(configuration(f"{kind} {nodes * per}{servers}{group}")))
+            if chain[-1].hours > chain[-2:][0].hours:
                 break  # More workers make it slower.
-            workers *= 2
+            nodes *= 2
         rows += chain
         if chain and (last := _last_that_pays(chain)).hours < rows[0].hours:
             stops.append(last)
     return Plan(rows, stops, _recommended([rows[0], *stops]))
-
-
-def _choices(kind: str, workers: int, per_node: int) -> list[Configuration]:
-    """Return the configurations of a kind that are tried, from the fewest servers on."""
-    if kind == ALL_REDUCE:
-        return [configuration(f"{ALL_REDUCE} {workers} group={per_node}")]
-    group = f" group={per_node}" if kind == "mixed" else ""
-    servers = [2**power for power in range((workers // per_node).bit_length())]
-    return [configuration(f"{kind} {workers}+{number}{group}") for number in servers]
 
 
 def _last_that_pays(chain: Sequence[Predicted]) -> Predicted:
@@ -329,25 +277,22 @@ def _recommended(among: Sequence[Predicted]) -> Predicted:
     fastest = min(row.hours for row in among)
     good = [row for row in among if row.hours <= 1.02 * fastest]
     simplest = (ONE, *_KINDS)
-    return min(good, key=lambda row: (float(f"{row.node_hours:.4g}"), simplest.index(row.kind)))
+    return min(
+        good, key=lambda row: (float(f"{row.hours * row.nodes:.4g}"), simplest.index(row.kind))
+    )
 
 
 def _check(chosen: Configuration, cluster: Cluster) -> None:
-    if chosen.training or chosen.seeds > 1:
-        raise InputError(
-            f"expected a configuration without lr=, epochs= and seeds= for a prediction, got "
-            f"{chosen.text!r}: change the settings of the recipe"
-        )
     if chosen.strategy != ALL_REDUCE and chosen.group > cluster.accelerators:
         raise InputError(
             f"expected a group whose workers are on one node, which has {cluster.accelerators}, "
-            f"got {chosen.text!r}: give --accelerators {chosen.group}"
+            f"got {chosen.text!r}: give cluster.accelerators={chosen.group}"
         )
     nodes = chosen.nodes_with(cluster.accelerators)
     if nodes > cluster.nodes:
         raise InputError(
             f"expected a configuration for at most {cluster.nodes} nodes, got {chosen.text!r}, "
-            f"which takes {nodes}: give --nodes {nodes}, or fewer workers"
+            f"which takes {nodes}: give cluster.nodes={nodes}, or fewer workers"
         )
 
 
@@ -365,9 +310,10 @@ def measured_costs(
     """
     if {"step", "samples", "megabytes"} <= given.keys():
         return converted("costs", Costs, given)
-    short = with_epochs(recipe.replaced("pruning", policy="full"), _EPOCHS)
-    short = short.replaced("training", evaluate_every=_EPOCHS, evaluate_last=1)
-    short = short.replaced("run", history=False)
+    short = recipe.replaced("pruning", policy="full").replaced("run", history=False)
+    constant = {"schedule": "constant", "milestones": (), "gamma": None, "rates": (), "warmup": 0}
+    evaluated = {"evaluate_every": _EPOCHS, "evaluate_last": 1}
+    short = short.replaced("training", epochs=_EPOCHS, **constant, **evaluated)
     most = _BATCHES * recipe.training.batch_size
     short = short.replaced("data", train_size=min(recipe.data.train_size or most, most))
     texts = [ONE] if "exchange" in given else [ONE, "async 1+1"]
@@ -386,49 +332,40 @@ def costs_of_runs(runs: Sequence[Scaled]) -> Costs:
     by_text = split_by(lambda scaled: scaled.configuration.text, runs)
     if ONE not in by_text:
         raise InputError(f"expected a run of {ONE!r} to measure a step, got {', '.join(by_text)}")
+    steps = {
+        text: statistics.median(1 / steps_per_second(scaled.run) for scaled in of)
+        for text, of in by_text.items()
+    }
     alone = by_text[ONE][0].run
-    step = _seconds_per_step(by_text[ONE])
     samples = int(alone.recipe["training"]["batch_size"])
-    made = Costs(step, samples, 4e-6 * alone.summary.parameters)
-    if "async 1+1" not in by_text:
+    made = Costs(steps[ONE], samples, 4e-6 * alone.summary.parameters)
+    served = by_text.get("async 1+1")
+    if served is None:
         return made
-    served = by_text["async 1+1"]
     update = statistics.median(phases_of(scaled.run).get("apply", 0.0) for scaled in served)
-    exchange = max(0.0, _seconds_per_step(served) - step - update)
+    exchange = max(0.0, steps["async 1+1"] - made.step - update)
     return replace(made, exchange=exchange, update=update)
 
 
-def _seconds_per_step(runs: Sequence[Scaled]) -> float:
-    return statistics.median(1 / steps_per_second(scaled.run) for scaled in runs)
-
-
-def sample_steps(recipe: Recipe, num_samples: int, target: Target) -> tuple[float, float | None]:
-    """Return the sample-steps of one worker on all data, and the share that pruning saves.
+def sample_steps(recipe: Recipe, num_samples: int) -> tuple[float, float | None]:
+    """Return the sample-steps of a recipe on all data, and the share that pruning saves.
 
     The share is None if the recipe does not prune, or if it is not known before the training.
     """
-    epochs = recipe.training.epochs if target.epochs is None else target.epochs
     prunes = not recipe.pruning.own and recipe.pruning.policy != "full"
     known = prunes and cost_is_known(recipe, num_samples)
-    return epochs * num_samples, saved_share(recipe, num_samples) if known else None
+    steps = recipe.training.epochs * num_samples
+    return steps, saved_share(recipe, num_samples) if known else None
 
 
-def read_cluster(path: Path) -> tuple[Cluster, Target, dict[str, Any]]:
-    """Read a cluster from TOML: ``[cluster]``, ``[target]`` and what is given of ``[costs]``.
+def described(settings: Sequence[str]) -> tuple[Cluster, dict[str, Any]]:
+    """Return the cluster, and what is given of the costs, from settings such as ``costs.step=1``.
 
-    All sections and keys are optional.
+    All settings are optional.
     """
-    with (
-        explaining(f"expected --cluster to be a TOML file, cannot read {path}", OSError),
-        explaining(f"expected TOML in {path}, cannot parse it", ValueError),
-    ):
-        sections = tomllib.loads(path.read_text(encoding="utf-8"))
-    for section in sections:
-        check_known("section", section, ("cluster", "target", "costs"))
+    with explaining("expected numbers such as cluster.nodes=64, cannot read them", ValueError):
+        sections = tomllib.loads("\n".join(settings))
     given: Mapping[str, Any] = sections.get("costs", {})
     made = converted("costs", Costs, {"step": 1.0, "samples": 1, "megabytes": 0.0, **given})
-    return (
-        converted("cluster", Cluster, sections.get("cluster", {})),
-        converted("target", Target, sections.get("target", {})),
-        {name: value for name, value in asdict(made).items() if name in given},
-    )
+    cluster = converted("cluster", Cluster, sections.get("cluster", {}))
+    return cluster, {name: value for name, value in asdict(made).items() if name in given}

@@ -1,6 +1,6 @@
 """Scaling experiments: trains a recipe with several configurations of workers and servers."""
 
-import itertools
+import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +18,10 @@ from fineprune.experiments.planned_run import (
     OnProgress,
     PlannedRun,
     check_begun_with,
-    check_finished,
-    check_own_folder,
-    epochs_done,
+    read_begun,
+    teller,
     with_seed,
 )
-from fineprune.launcher import check_not_launched
 from fineprune.runs.files import SCALING, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.training.data import load_data
@@ -34,12 +32,38 @@ from fineprune.training.summary import input_digests
 _LOGGER = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
+class ListedConfiguration:
+    """A run of a scaling experiment: its configuration, and the name of its folder."""
+
+    configuration: str
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ScalingList:
+    """What ``scale.json`` says of a scaling experiment.
+
+    Attributes:
+        title: The title of the experiment.
+        same_update: Whether an update uses the same number of samples in every configuration.
+        sha256: The digests with which it began; see ``training.summary.input_digests``.
+        runs: The runs, in the order in which they are trained.
+    """
+
+    title: str
+    same_update: bool
+    sha256: dict[str, str | None]
+    runs: tuple[ListedConfiguration, ...]
+
+
 def scale(
     recipe: Recipe,
     folder: Path,
     configurations: Sequence[Configuration],
     *,
     title: str,
+    seeds: int = 1,
     same_update: bool = False,
     on_progress: OnProgress = lambda line, done, total: None,
 ) -> None:
@@ -53,21 +77,20 @@ def scale(
         folder: The folder to which the runs and ``scale.json`` are written.
         configurations: The configurations, in the order in which they are trained.
         title: The title of the experiment in the report.
+        seeds: The number of runs of each configuration.
         same_update: Whether an update uses the same number of samples in every configuration; see
             ``configured``.
         on_progress: See ``OnProgress``.
     """
-    check_not_launched("fineprune scale", "the runs")
-    check_own_folder(folder, SCALING, "scale")
-    texts = [configuration.text for configuration in configurations]
-    if len(set(texts)) < len(texts):
-        raise InputError(f"expected each configuration once, got {', '.join(texts)}")
-    for one, other in itertools.combinations(configurations, 2):
-        if one.folder == other.folder:
-            raise InputError(
-                f"expected configurations with different folders, got {one.text!r} and "
-                f"{other.text!r}, which both have {one.folder}: write numbers such as 0.5 in full"
-            )
+    read_begun(folder / SCALING, ScalingList, "scale")  # It checks the folder.
+    if len({chosen.folder for chosen in configurations}) < len(configurations):
+        texts = ", ".join(chosen.text for chosen in configurations)
+        raise InputError(f"expected each configuration once, got {texts}")
+    if recipe.training.epochs < 2:
+        raise InputError(
+            f"expected training.epochs of at least 2, the first of which is a warm-up, got "
+            f"{recipe.training.epochs}"
+        )
     for option, name in OF_SERVERS.items():
         value = getattr(recipe.distributed, name)
         if value != getattr(Strategy, name):
@@ -77,47 +100,31 @@ def scale(
                 *(name, option, value),
             )
     if not recipe.run.threads:
-        most_workers = max(configuration.workers for configuration in configurations)
+        most_workers = max(chosen.workers for chosen in configurations)
         recipe = recipe.replaced("run", threads=max(1, available_cores() // most_workers))
-    planned: dict[Path, tuple[Configuration, PlannedRun]] = {}
-    for configuration in configurations:
-        changed = configured(recipe, configuration, same_update=same_update)
+    planned: dict[Path, tuple[PlannedRun, Configuration]] = {}
+    for chosen in configurations:
+        changed = configured(recipe, chosen, same_update=same_update)
         if (stale := changed.stale_momentum) is not None:
-            _LOGGER.warning("%s: %s", configuration.text, stale)
-        if changed.training.epochs < 2:
-            raise InputError(
-                f"expected training.epochs of at least 2, the first of which is a warm-up, got "
-                f"{changed.training.epochs} with {configuration.text!r}"
-            )
-        for number in range(configuration.seeds):
-            own = folder / (configuration.folder + (f"-seed-{number + 1}" if number else ""))
-            run_recipe = resolved(with_seed(changed, number))
-            planned[own] = configuration, PlannedRun(configuration.text, run_recipe, own)
+            _LOGGER.warning("%s: %s", chosen.text, stale)
+        for number in range(seeds):
+            own = folder / (chosen.folder + (f"-seed-{number + 1}" if number else ""))
+            made = resolved(with_seed(changed, number))
+            planned[own] = PlannedRun(chosen.text, made, own), chosen
     digests = input_digests(recipe, load_data(resolved(recipe)))
-    runs = [run for _, run in planned.values()]
-    total = sum(run.recipe.training.epochs for run in runs)
-    listing = {
-        "version": 1,
-        "title": title,
-        "same_update": same_update,
-        "sha256": digests,
-        "runs": [{"configuration": run.name, "path": run.folder.name} for run in runs],
-    }
+    runs = [run for run, _ in planned.values()]
+    listed = tuple(ListedConfiguration(run.name, run.folder.name) for run in runs)
     with only_writer(folder):
-        check_begun_with(folder / SCALING, digests, "experiment")
-        unfinished = [run for run in runs if not run.finished()]
-        write_json(folder / SCALING, listing)
-        ended_runs = run_jobs(
-            unfinished,
-            1,
-            lambda: on_progress("", epochs_done(runs), total),
-            launcher=lambda run: launcher(planned[run.folder][0]),
+        if (before := read_begun(folder / SCALING, ScalingList, "scale")) is not None:
+            check_begun_with(before.sha256, digests, folder)
+        for run in runs:
+            run.finished()  # It checks the folder before anything is written.
+        write_json(folder / SCALING, ScalingList(title, same_update, dict(digests), listed))
+        ended = run_jobs(
+            runs,
+            digests,
+            teller(runs, on_progress),
+            launcher=lambda run: launcher(planned[run.folder][1]),
         )
-        for ended in ended_runs:
-            run, configuration = ended.run, planned[ended.run.folder][0]
-            if ended.diverged is not None:
-                raise RunError(f"{run.name!r} failed: {ended.diverged}")
-            check_finished(run, digests, "experiment")
-            seed = f", seed {run.recipe.run.seed}"
-            name = run.name + (seed if configuration.seeds > 1 else "")
-            on_progress(name, epochs_done(runs), total)
+        if (failed := next(ended, None)) is not None:
+            raise RunError(f"{failed[0].name!r} failed: {failed[1]}")

@@ -1,7 +1,7 @@
 """The measures of a scaling experiment: throughput, speedup, staleness and the time to a loss.
 
-The measures are those of [D] Tables 1 to 3 (Campos et al., ICCS 2017). In addition, the time of a
-step is split into its phases, which that paper leaves as future work.
+They are those of [D] Tables 1 to 3 (Campos et al., ICCS 2017). In addition, the time of a step is
+split into its phases, which that paper leaves as future work.
 """
 
 import functools
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from fineprune.errors import InputError
-from fineprune.experiments.configurations import ONE, Configuration, configuration
+from fineprune.experiments.configurations import Configuration, configuration
+from fineprune.experiments.scale import ScalingList
 from fineprune.runs.files import SCALING, read_json
 from fineprune.runs.run import Run, read_run, split_by
 from fineprune.training.served_epochs import added, staleness_figures
@@ -72,28 +73,27 @@ class WorkerRow:
 class ScaleRow:
     """The measures of one configuration. None marks a value that is not available.
 
-    With several seeds, times, accuracies and numbers of epochs, samples and updates are means.
+    With several seeds, times, accuracies and numbers of epochs, samples and updates are means. The
+    baseline is the first configuration.
 
     Attributes:
         configuration: The text of the configuration.
-        strategy: Its strategy.
-        workers, servers, nodes: The numbers of workers, servers and nodes; see ``Configuration``.
+        strategy, workers, servers, nodes: See ``Configuration``.
         per_node: The number of workers per node.
         seeds: The number of runs.
-        throughput: The number of samples per second, as the median over all epochs but the first.
-        throughput_low, throughput_high: The quartiles of the samples per second.
+        throughput, throughput_low, throughput_high: The samples per second, as the median and the
+            quartiles over all epochs but the first.
         speedup: The throughput divided by that of the baseline.
         efficiency: The speedup divided by the accelerators per accelerator of the baseline. If all
             nodes have as many, this is the speedup by node of [D] Tables 1 and 2.
         accuracy_last: The accuracy after the last epoch, as a fraction.
-        accuracy_deviation: The standard deviation of this accuracy over the seeds; None for one.
+        accuracy_deviation: Its standard deviation over the seeds; None for one.
         seconds: The training time, in seconds.
         target_loss: The mean training loss to reach; None if it is not given and a configuration
             has no epoch on all data.
         epochs_to_target, samples_to_target, seconds_to_target: What a run takes until its
             ``loss_curve`` falls to the target, interpolated; None if any run never reaches it.
-        speedup_to_target: The seconds to the target of the baseline, divided by those of this
-            configuration.
+        speedup_to_target: The baseline's seconds to the target, divided by this configuration's.
         staleness: The number of updates with a staleness of 0, 1, 2 and so on; empty without
             servers.
         staleness_mean, staleness_p95, staleness_max: The mean, 95th percentile and maximum of it.
@@ -114,8 +114,8 @@ class ScaleRow:
     throughput: float
     throughput_low: float
     throughput_high: float
-    speedup: float | None
-    efficiency: float | None
+    speedup: float
+    efficiency: float
     accuracy_last: float
     accuracy_deviation: float | None
     seconds: float
@@ -140,31 +140,20 @@ def read_scaling(folder: Path) -> Scaling:
         raise InputError(
             f"expected a folder that fineprune scale wrote, with {SCALING}, got {folder}"
         )
-    listed = read_json(folder / SCALING, dict[str, Any])
-    try:
-        runs = [
-            Scaled(configuration(run["configuration"]), read_run(folder / run["path"]))
-            for run in listed["runs"]
-        ]
-        return Scaling(str(listed["title"]), bool(listed["same_update"]), runs)
-    except (KeyError, TypeError) as error:
-        raise InputError(
-            f"expected title, same_update and runs in {folder / SCALING}, at least one is missing: "
-            f"run fineprune scale again"
-        ) from error
+    listed = read_json(folder / SCALING, ScalingList)
+    runs = [
+        Scaled(configuration(run.configuration), read_run(folder / run.path)) for run in listed.runs
+    ]
+    return Scaling(listed.title, listed.same_update, runs)
 
 
-def scale_rows(
-    runs: Sequence[Scaled], target_loss: float | None = None, baseline: str | None = None
-) -> list[ScaleRow]:
+def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list[ScaleRow]:
     """Return one row for each configuration.
 
     Args:
         runs: The runs of one recipe.
         target_loss: The mean training loss to reach. By default, it is the lowest loss that every
             run reaches at the end of an epoch on all data.
-        baseline: The configuration to which speedups are relative; by default a single process, if
-            there is one.
     """
     if not runs:
         raise InputError("expected at least one run, got none")
@@ -172,36 +161,17 @@ def scale_rows(
         lowest = [min(_epoch_losses(scaled.run), default=None) for scaled in runs]
         losses = [loss for loss in lowest if loss is not None]
         target_loss = max(losses) if len(losses) == len(runs) else None
-    groups = split_by(lambda scaled: scaled.configuration.text, runs)
-    base = _baseline(groups, baseline)
-    return [_row(group, base, target_loss) for group in groups.values()]
+    groups = list(split_by(lambda scaled: scaled.configuration.text, runs).values())
+    return [_row(group, groups[0], target_loss) for group in groups]
 
 
-def _baseline(groups: Mapping[str, list[Scaled]], text: str | None) -> list[Scaled] | None:
-    if text is None:
-        singles = (g for g in groups.values() if g[0].configuration.strategy == ONE)
-        return next(singles, None)
-    wanted = configuration(text).text
-    if wanted not in groups:
-        raise InputError(
-            f"expected the baseline to be one of {', '.join(map(repr, groups))}, got {text!r}"
-        )
-    return groups[wanted]
-
-
-def _row(
-    group: Sequence[Scaled], base: Sequence[Scaled] | None, target_loss: float | None
-) -> ScaleRow:
+def _row(group: Sequence[Scaled], base: Sequence[Scaled], target_loss: float | None) -> ScaleRow:
     config, runs = group[0].configuration, [scaled.run for scaled in group]
     throughput = _throughput(group)
     median = statistics.median(throughput)
     low, high = np.percentile(throughput, [25, 75])
-    speedup = efficiency = base_target = None
-    if base is not None:
-        speedup = median / statistics.median(_throughput(base))
-        efficiency = speedup * base[0].configuration.accelerators / config.accelerators
-        base_target = _to_target(base, target_loss)
-    target = _to_target(group, target_loss)
+    speedup = median / statistics.median(_throughput(base))
+    target, base_target = _to_target(group, target_loss), _to_target(base, target_loss)
     epochs, samples, seconds = target or (None, None, None)
     served = _served(runs)
     staleness: list[int] = functools.reduce(added, (epoch["staleness"] for epoch in served), [])
@@ -220,7 +190,7 @@ def _row(
         throughput_low=float(low),
         throughput_high=float(high),
         speedup=speedup,
-        efficiency=efficiency,
+        efficiency=speedup * base[0].configuration.accelerators / config.accelerators,
         accuracy_last=statistics.mean(accuracies),
         accuracy_deviation=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         seconds=statistics.mean(run.summary.seconds_train for run in runs),
@@ -254,15 +224,12 @@ def _reached(
     curve: Sequence[tuple[float, float, float, float]], target: float
 ) -> tuple[float, float, float] | None:
     """Return where a curve first falls to a loss, on the line from the point before."""
-    for number, (*place, loss) in enumerate(curve):
-        if loss > target:
-            continue
-        *before, higher = curve[number - 1] if number else (*place, loss)
-        share = (higher - target) / (higher - loss) if higher > loss else 1.0
-        epochs, samples, seconds = (
-            start + share * (end - start) for start, end in zip(before, place, strict=True)
-        )
-        return epochs, samples, seconds
+    for before, point in zip([*curve[:1], *curve], curve, strict=False):
+        if point[3] <= target:
+            ends = zip(point[:3], before[:3], strict=True)
+            losses = (point[3], before[3])
+            epochs, samples, seconds = (float(np.interp(target, losses, pair)) for pair in ends)
+            return epochs, samples, seconds
     return None
 
 
@@ -284,14 +251,9 @@ def loss_curve(run: Run) -> list[tuple[float, float, float, float]]:
             for number, loss in enumerate(parts, start=1):
                 losses.append(loss)
                 share = number / len(parts)
-                points.append(
-                    (
-                        line["epoch"] + share,
-                        samples + share * line["samples"],
-                        seconds + share * line["seconds"],
-                        statistics.fmean(losses[-len(parts) :]),
-                    )
-                )
+                done = samples + share * line["samples"], seconds + share * line["seconds"]
+                mean = statistics.fmean(losses[-len(parts) :])
+                points.append((line["epoch"] + share, *done, mean))
         samples += line["samples"]
         seconds += line["seconds"]
     return points

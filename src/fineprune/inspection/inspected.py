@@ -1,6 +1,5 @@
 """Inspected: finished runs on the same samples and labels, with the sum of their evidence."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,14 +11,7 @@ from fineprune.labels.dataset_attributes import unambiguous
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.ranking import Ranking
 from fineprune.labels.review_page import Samples, Show, review_section
-from fineprune.runs.files import HISTORY
-from fineprune.runs.history import (
-    EVALUATED,
-    has_evidence,
-    read_evaluated,
-    read_evidence,
-    read_history,
-)
+from fineprune.runs.history import has_evidence, read_evaluated, read_evidence, read_history
 from fineprune.runs.run import Run
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
 
@@ -65,8 +57,9 @@ class Inspected:
         It is None for a class without such samples, or if no run has kept its predictions.
         """
         number = self.watch.num_classes
-        kept = [part for run in self.runs if (part := _evaluated(run, number)) is not None]
-        labels, predictions = np.concatenate([np.zeros((2, 0), np.int64), *kept], axis=1)
+        read = [read_evaluated(r.path, number, r.summary.accuracy_last) for r in self.runs]
+        kept = [np.zeros((2, 0), np.int64), *(part for part in read if part is not None)]
+        labels, predictions = np.concatenate(kept, axis=1)
         totals = np.bincount(labels, minlength=number)
         right = np.bincount(labels[labels == predictions], minlength=number)
         return [float(r / t) if t else None for r, t in zip(right, totals, strict=True)]
@@ -81,21 +74,6 @@ class Inspected:
         if len(self.runs) > 1:
             notes = [f"The evidence of {len(self.runs)} runs is added.", *notes]
         return review_section(self.watch.evidence(), self.ranking, samples, most, notes)
-
-
-def _evaluated(run: Run, classes: int) -> npt.NDArray[np.int64] | None:
-    """Return what ``read_evaluated`` does, after checking that it is of this run."""
-    part = read_evaluated(run.path)
-    if part is None:
-        return None
-    right, expected = float((part[0] == part[1]).mean()), run.summary.accuracy_last
-    if part[0].min() < 0 or part.max() >= classes or not math.isclose(right, expected):
-        raise InputError(
-            f"expected predictions of {classes} classes with the accuracy {expected} in "
-            f"{run.path / HISTORY / EVALUATED}, as in the summary, got others: the file is damaged "
-            f"or of another run"
-        )
-    return part
 
 
 def read_inspected(runs: Sequence[Run]) -> Inspected:

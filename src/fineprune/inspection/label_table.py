@@ -23,8 +23,7 @@ def label_table(inspected: Inspected, accept: float | None = None) -> tuple[str,
 
     Args:
         inspected: The runs.
-        accept: Suggestions for suspects with at least this confidence become labels, 0 to 1; None
-            for none.
+        accept: The confidence, 0 to 1, with which suggestions for suspects become labels, if any.
 
     Returns:
         A table that ``[data] labels`` reads, as CSV with ``COLUMNS``; and the number of samples

@@ -17,9 +17,7 @@ _LOGGER = logging.getLogger(__name__)
 def shown_samples(inspected: Inspected, *, own_data: bool) -> Show:
     """Return a function from the index of a sample of the runs to what a page can show of it.
 
-    Args:
-        inspected: The runs, whose first one says where the samples are.
-        own_data: Whether the code of user-defined data may be run.
+    The first run says where the samples are. ``own_data`` allows to run the code of user's data.
 
     Raises:
         InputError: The samples are no longer there, or may not be read.
@@ -56,7 +54,7 @@ def _places(keys: Sequence[str], training_set: TrainingSet, source: str) -> list
     """Return where each sample of a run is now, which its key says: others may have been added."""
     places = {key: place for place, key in enumerate(keys)}
     trained = map(training_set.key, range(len(training_set.index)))
-    found = [None if key is None else places.get(key) for key in trained]
+    found = [places.get(str(key)) for key in trained]
     gone = found.count(None)
     if gone == len(found):
         raise InputError(

@@ -25,10 +25,7 @@ Names = Sequence[Any] | Mapping[Any, str]
 class DatasetItems:
     """Returns what ``view_of`` can show of a sample, and compares its label with the recorded one.
 
-    Args:
-        dataset: The data set: ``dataset[index]`` for each sample.
-        recorded: The label of each sample as it was recorded; int64, shape (N,).
-        show: Turns an item into an image or a text; None to show its first part.
+    The recorded labels are int64, of shape (N,). ``show`` turns an item into an image or a text.
     """
 
     def __init__(
@@ -82,15 +79,9 @@ def dataset_samples(
     keys: Any,
     show: DatasetItems | None,
 ) -> Samples:
-    """Return what a page knows of the samples; see ``LabelWatch.page``.
+    """Return what a page knows of the samples, of which -1 or the labels were recorded.
 
-    Args:
-        recorded: The label of each sample as it was recorded, or -1; int64, shape (N,).
-        num_classes: The number of classes.
-        dataset: The data set, or None.
-        names: The names of the classes, or None for those of the data set.
-        keys: The names of the samples, or None for those of the data set.
-        show: Shows the samples; None to show none.
+    The recorded labels are int64, of shape (N,); for the other arguments, see ``LabelWatch.page``.
     """
     number = len(recorded)
     if names is None:

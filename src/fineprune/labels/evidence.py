@@ -167,9 +167,7 @@ class Evidence:
     def shares_of(self, index: Tensor, labels: Tensor) -> Tensor:
         """Return the mean softmax of some samples; float32, shape (n, C).
 
-        Args:
-            index: The samples; int64, shape (n,).
-            labels: The labels that they were recorded with, or -1; int64, shape (n,).
+        The samples, and the labels that they were recorded with or -1, are int64, of shape (n,).
         """
         stored = self.shares.index_select(0, index).float()
         if self.others is None:
@@ -209,11 +207,9 @@ class Evidence:
         self.faults += other.faults.to(self._device)
 
     def add_over_ranks(self, group: Any) -> None:
-        """Add the sums of all ranks, which then all have the result. This is collective.
+        """Add the sums of all ranks of a group, or of the world, which then all have the result.
 
-        Args:
-            group: A ``torch.distributed`` group; None for the world. Each rank exchanges four bytes
-                per class and sample.
+        This is collective: each rank exchanges four bytes per class and sample.
         """
         device = exchange_device(group)
         if device is not None:
@@ -277,14 +273,14 @@ class Evidence:
         """Add the buffer to the sums. On a CPU, the records are checked unless told otherwise."""
         if not self._buffer:
             return
-        index, logits, labels = map(self._joined, zip(*self._buffer, strict=True))
+        index, logits, labels = (
+            torch.cat([part.to(self._device, non_blocking=True) for part in parts])
+            for parts in zip(*self._buffer, strict=True)
+        )
         self._empty_buffer()
         self._add(index.long(), logits.float(), labels.long())
         if check and self._device.type == "cpu":
             self.check()
-
-    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat([part.to(self._device, non_blocking=True) for part in parts])
 
     def _add(self, index: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Add visits, in which a sample may occur several times, without waiting for the device."""

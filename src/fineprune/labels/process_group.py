@@ -12,9 +12,7 @@ from fineprune.launcher import world_size
 def rank_and_size(group: Any, before: str) -> tuple[int, int]:
     """Return the rank of this process in a group and the group's size; 0 and 1 without a group.
 
-    Args:
-        group: A ``torch.distributed`` group; None for the initialised world.
-        before: What a group must be initialised before, for the error.
+    None stands for the initialised world, which must be so ``before`` something.
     """
     active = dist.is_available() and dist.is_initialized()
     if not active:

@@ -13,8 +13,8 @@ _POLL_SECONDS = 0.2
 def end_with_parent(parent: int) -> None:
     """Watch the parent process in the background, and end this process soon after it.
 
-    For processes that an experiment starts: if the experiment is killed, they must not go on
-    training into a folder that its next start will use.
+    If an experiment is killed, its processes must not go on training into a folder that its next
+    start will use.
     """
     started_by = multiprocessing.parent_process()  # None unless multiprocessing started this one.
 
@@ -30,26 +30,16 @@ def end_with_parent(parent: int) -> None:
 def follow_parent_if_told(*, elsewhere: bool = False) -> None:
     """Call ``end_with_parent`` if the parent asked for it through the environment.
 
-    If the parent has died meanwhile, while this process imported torch, this process ends at once.
-
-    Args:
-        elsewhere: Whether the process that asked may be on another machine, where it cannot be
-            seen from here.
+    If it has died meanwhile, while this process imported torch, this process ends at once, unless
+    the one that asked may be on another machine (``elsewhere``), where it cannot be seen from here.
     """
     parent = int(os.environ.get(PARENT_VARIABLE, "0"))
     if parent == os.getppid():
         end_with_parent(parent)
-    elif parent and not elsewhere and not _exists(parent):
-        os._exit(1)
-
-
-def _exists(process: int) -> bool:
-    if os.name == "nt":
-        return True  # There, os.kill would send Ctrl-C.
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    elif parent and not elsewhere and os.name != "nt":  # There, os.kill would send Ctrl-C.
+        try:
+            os.kill(parent, 0)
+        except ProcessLookupError:
+            os._exit(1)
+        except PermissionError:
+            pass

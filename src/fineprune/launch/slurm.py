@@ -1,16 +1,14 @@
 """Batch scripts for Slurm: three templates, filled in. And torchrun in a job of several nodes."""
 
 import os
-import re
 import shlex
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import jinja2
 
-from fineprune.errors import InputError, check_at_least
+from fineprune.errors import InputError
 
 # What runs the command: every process of torchrun, the first node of a Ray cluster, or one process.
 KINDS = ("all-reduce", "ray", "one")
@@ -26,49 +24,27 @@ _TORCHRUN = (
 
 def batch_script(
     command: Sequence[str],
-    out: Path,
     *,
     kind: str,
     nodes: int,
     gpus: int = 0,
     cpus: int | None = None,
-    time: str | None = None,
-    name: str = "fineprune",
     setup: Sequence[str] = (),
 ) -> str:
-    """Return the text of a batch script for ``sbatch``.
-
-    Slurm itself checks what it is asked for; its other options can be given to ``sbatch``.
+    """Return the text of a batch script for ``sbatch``, to which its other options can be given.
 
     Args:
         command: The arguments of Python, such as ``-m fineprune train ...``.
-        out: The folder of the job's log. The job creates it.
         kind: One of ``KINDS``.
         nodes: The number of nodes. Each node runs one Slurm task, which starts its processes.
         gpus: The number of GPUs per node, and with torchrun of its processes; 0 to train on CPUs.
         cpus: The number of CPUs per node; by default one for each process, and one more with Ray.
-        time: The time limit in a form that Slurm accepts; by default that of the partition.
-        name: The name of the job.
         setup: Lines of shell that run before the command, such as ``source venv/bin/activate``.
     """
-    check_at_least("nodes", nodes, 1)
-    check_at_least("gpus", gpus, 0)
     if kind == "one" and nodes > 1:
         raise InputError(f"expected one node for a single process, got {nodes}")
     processes = gpus or 1
-    cpus = processes + (kind == "ray") if cpus is None else cpus
-    check_at_least("cpus", cpus, 1)
-    # Slurm's forms: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
-    if time is not None and not re.fullmatch(
-        r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}", time
-    ):
-        raise InputError(
-            f"expected time in a form that Slurm accepts, such as 90 (minutes), 24:00:00 or 2-12, "
-            f"got {time!r}"
-        )
-    for line in (name, *setup):
-        if "\n" in line:
-            raise InputError(f"expected one line, got {line!r}: give --setup once for each line")
+    cpus = cpus or processes + (kind == "ray")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fineprune.launch", "templates"),
         undefined=jinja2.StrictUndefined,
@@ -79,14 +55,11 @@ def batch_script(
     environment.filters.update(quote=shlex.quote, join_quoted=shlex.join)
     return environment.get_template(f"{kind}.sh.j2").render(
         command=command,
-        out=str(out),
         nodes=nodes,
         gpus=gpus,
         cpus=cpus,
         processes=processes,
         threads=max(1, cpus // processes),
-        time=time,
-        name=name,
         setup=setup,
         torchrun=_TORCHRUN.format("torchrun"),
     )
@@ -95,11 +68,8 @@ def batch_script(
 def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:
     """Return the command that starts ``torchrun`` on the first ``nodes`` of this process's job.
 
-    This process runs on the job's first node, as a command of ``batch_script`` does. The arguments
-    for ``torchrun`` that are appended to the command are those of the program.
-
-    Returns:
-        The command; None if this process is not in a job of several nodes.
+    This process runs on the job's first node, as a command of ``batch_script`` does. The program
+    and its arguments are appended. None if this process is not in a job of several nodes.
     """
     job = os.environ
     available = int(job.get("SLURM_JOB_NUM_NODES", "1"))
@@ -120,11 +90,8 @@ def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:
             step.append(f"--{name.lower().replace('_', '-')}={value}")
     start = _TORCHRUN.format('"$0" -m fineprune.launch.torchrun')
     return [
-        *step,
-        *("bash", "-c", start, sys.executable),
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={processes}",
-        "--rdzv-backend=c10d",
+        *(*step, "bash", "-c", start, sys.executable),
+        *(f"--nnodes={nodes}", f"--nproc-per-node={processes}", "--rdzv-backend=c10d"),
         f"--rdzv-id={job.get('SLURM_JOB_ID', 'job')}-{port}",
         f"--rdzv-endpoint={host}:{port}",
     ]

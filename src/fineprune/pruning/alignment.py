@@ -23,8 +23,8 @@ def alignment(trajectories: Floats, clean: npt.NDArray[np.int64]) -> npt.NDArray
         clean: The indices of the clean samples, int64, shape (n,).
 
     Returns:
-        Pearson's correlation over the epochs in which both are known, in [-1, 1] up to rounding;
-        NaN where it is undefined; float64, shape (N,).
+        Pearson's correlation over the epochs in which both are known, NaN where it is undefined;
+        float64, shape (N,).
     """
     of_clean = trajectories[:, clean].astype(np.float64)
     number = np.count_nonzero(~np.isnan(of_clean), axis=1)
@@ -48,11 +48,7 @@ def _correlations(block: Floats, means: npt.NDArray[np.float64]) -> npt.NDArray[
 
 
 def clean_indices(reference: Sequence[int]) -> tuple[int, ...]:
-    """Return the indices of the clean samples in ascending order.
-
-    Raises:
-        InputError: They are no different whole numbers of at least 0, or there are none.
-    """
+    """Return the indices of the clean samples in ascending order. InputError: they are wrong."""
     with explaining("expected reference as whole numbers", (TypeError, ValueError)):
         values = np.asarray(reference)
     whole = values.ndim == 1 and values.dtype.kind in "iu"
@@ -68,18 +64,10 @@ def clean_indices(reference: Sequence[int]) -> tuple[int, ...]:
 def lowest(
     values: npt.NDArray[Any], number: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """Return the indices of the ``number`` smallest values, in no particular order.
+    """Return the indices of the ``number`` smallest values (none NaN), of at least one.
 
-    Which indices are returned depends on the values and the random stream only, so that it is the
-    same on every machine.
-
-    Args:
-        values: Numbers, none of which is NaN, shape (N,).
-        number: How many indices to return, from 0 to N.
-        rng: Chooses among equal values if not all of them are returned.
+    The random stream chooses among equal values, so the result is the same on every machine.
     """
-    if not number:
-        return np.empty(0, dtype=np.int64)
     largest = np.partition(values, number - 1)[number - 1]
     below = np.flatnonzero(values < largest)
     equal = np.flatnonzero(values == largest)

@@ -27,14 +27,9 @@ def batch_sums(
 ) -> npt.NDArray[np.float64]:
     """Return the sum of the finite losses of each batch, their number, and that of the others.
 
-    Those of several ranks are added before the mean is taken ([P] section 4.2).
-
-    Args:
-        losses: Losses of all batches, one batch after the other; float32, shape (n,).
-        sizes: Number of losses in each batch, at least 1; int64, shape (batches,).
-
-    Returns:
-        float64, shape (batches, 3).
+    Those of several ranks are added before the mean is taken ([P] section 4.2). ``losses`` are
+    those of all batches, shape (n,), and ``sizes`` the number in each. The result is float64, shape
+    (batches, 3).
     """
     finite = np.isfinite(losses)
     starts = np.cumsum(sizes) - sizes
@@ -55,14 +50,9 @@ def batch_means(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def exceeds(
     losses: npt.NDArray[np.float32], means: npt.NDArray[np.float64], tolerance: float
 ) -> npt.NDArray[np.bool_]:
-    """Return which losses are marked, bool, shape (n,): the finite ones above their threshold.
+    """Return which losses are marked: finite ones above the mean of their batch plus a tolerance.
 
-    The threshold is ``mean + tolerance * |mean|`` (Algorithm 1, line 5).
-
-    Args:
-        losses: The losses; float32, shape (n,).
-        means: The mean of each loss's batch; float64, shape (n,).
-        tolerance: The paper's tolerance, as a share of the mean.
+    The threshold is ``mean + tolerance * |mean|`` (Algorithm 1, line 5). All have shape (n,).
     """
     threshold = means + tolerance * np.abs(means) if tolerance else means
     with np.errstate(invalid="ignore"):  # A comparison with NaN is False, as it should be here.
@@ -81,10 +71,7 @@ def keep_least_counted(
 ) -> npt.NDArray[np.int64]:
     """Return the sorted samples with the smallest counts (Algorithm 2, line 7: KeepList).
 
-    Args:
-        counts: The counts; integers of at least 0, shape (N,).
-        num_kept: Number of samples to keep, from 0 to N.
-        rng: The random stream that breaks ties.
+    ``counts`` are at least 0, shape (N,). The random stream breaks ties.
     """
     # How many samples have smaller counts than 0, 1, and so on. The threshold is the largest count
     # below which no more samples lie than are kept.

@@ -15,8 +15,8 @@ class Position:
     """Where one rank is in its training.
 
     Attributes:
-        epoch: The epoch in progress, counted from 0, or the next one if it has ended. After the
-            last epoch, it is the number of epochs.
+        epoch: The epoch in progress, counted from 0, or the next one if it has ended; the number of
+            epochs after the last one.
         batches: Number of batches of this epoch that this rank has recorded.
         samples: Number of samples of this rank's order that these batches cover.
     """
@@ -34,11 +34,11 @@ class Epoch:
         plan: The samples that the epoch trains on.
         planned: The number of samples of all ranks, padding included, with which it is complete.
         batches: Number of batches that each rank recorded.
-        done: How far the epoch got in its order, in samples of all ranks: with a known batch size,
-            the samples of whole batches, also if some were left out of them; otherwise, the samples
-            that were recorded. It may exceed ``planned``.
-        restored: Whether it comes from a loaded state, and nothing was recorded since.
+        done: How far the epoch got in its order, in samples of all ranks; may exceed ``planned``.
+            With a known batch size, batches count as whole, also if samples were left out of them.
         reads: How often the sampler was asked for its samples.
+        left: The samples that may still be recorded, bool, shape (N,); None until the first batch.
+        once: Whether a sample may be recorded only once.
         rescaling: Applies the weights of the plan, if it has any.
     """
 
@@ -46,12 +46,10 @@ class Epoch:
     planned: int
     batches: int = 0
     done: int = 0
-    restored: bool = False
     reads: int = 0
+    left: npt.NDArray[np.bool_] | None = None
+    once: bool = False
     rescaling: Rescaling | None = field(init=False)
-    # The samples that may still be recorded, shape (N,), once the first batch is recorded.
-    _left: npt.NDArray[np.bool_] | None = None
-    _once: bool = False
 
     def __post_init__(self) -> None:
         weights = self.plan.weights
@@ -75,22 +73,19 @@ class Epoch:
         return round(self.plan.number * self.done / self.planned)
 
     def expect(
-        self, num_samples: int, *, any_sample: bool, before: npt.NDArray[np.int64] | None
+        self, num_samples: int, any_sample: bool, before: npt.NDArray[np.int64] | None
     ) -> None:
-        """Begin to check indices, once.
+        """Begin to check indices: of the plan, or any sample out of N.
 
-        Args:
-            num_samples: Number of samples N in the data set.
-            any_sample: Whether samples outside of the plan may be recorded.
-            before: The samples that were recorded before a resume, int64, shape (n,). None if a
-                sample may be recorded more than once, such as padding.
+        ``before`` are the samples that a resumed epoch has recorded already, int64, shape (n,);
+        None if a sample may be recorded more than once, such as padding.
         """
-        if self._left is None:
-            self._left = np.full(num_samples, any_sample or self.plan.number == num_samples)
-            self._left[self.plan.kept.numpy()] = True
-            self._once = before is not None
-            if before is not None:
-                self._left[before] = False
+        left = np.full(num_samples, any_sample or self.plan.number == num_samples)
+        left[self.plan.kept.numpy()] = True
+        self.once = before is not None
+        if before is not None:
+            left[before] = False
+        self.left = left
 
     def check(self, index: npt.NDArray[np.integer]) -> None:
         """Check the indices of a batch, shape (B,), at least one.
@@ -98,30 +93,22 @@ class Epoch:
         Raises:
             InputError: One is out of range, is not in the plan, or was recorded before.
         """
-        assert self._left is not None
+        assert self.left is not None
         try:
-            allowed = self._left.take(index)
+            allowed = self.left.take(index)
         except IndexError:
             allowed = np.zeros(len(index), dtype=np.bool_)
         # Of negative ones, ``take`` reads from the end.
         if np.count_nonzero(allowed) < len(index) or np.minimum.reduce(index) < 0:
-            raise self._refusal(index, allowed)
-
-    def note(self, index: npt.NDArray[np.integer]) -> None:
-        """Note that a batch was recorded, whose indices were checked."""
-        if self._once:
-            assert self._left is not None
-            self._left[index] = False
+            raise self._refusal(index, len(self.left), index[~allowed][:1])
 
     def _refusal(
-        self, index: npt.NDArray[np.integer], allowed: npt.NDArray[np.bool_]
+        self, index: npt.NDArray[np.integer], num_samples: int, sample: npt.NDArray[np.integer]
     ) -> InputError:
-        assert self._left is not None
-        if index.min() < 0 or index.max() >= len(self._left):
+        if index.min() < 0 or index.max() >= num_samples:
             return InputError(
-                f"expected indices in 0..{len(self._left) - 1}, got {index.min()}..{index.max()}"
+                f"expected indices in 0..{num_samples - 1}, got {index.min()}..{index.max()}"
             )
-        sample = index[~allowed][:1]
         if sample[0] not in self.plan.kept.numpy():
             return InputError(
                 f"expected samples that epoch {self.number} trains, got sample {sample[0]}, which "

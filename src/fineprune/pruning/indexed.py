@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, cast
 
-import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fineprune.errors import InputError, check_whole_number
@@ -26,11 +25,8 @@ def _advice(dataset: Any) -> str | None:
     """Return what to give instead of what is no map-style data set; None if it is one."""
     if isinstance(dataset, DataLoader):
         return "give loader.dataset, since the batches of a loader have no indices"
-    if isinstance(dataset, Mapping):
-        is_set = set(dataset) == set(range(len(dataset)))
-    else:
-        is_set = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if not is_set or isinstance(dataset, IterableDataset):
+    is_set = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not is_set or isinstance(dataset, Mapping | IterableDataset):
         return (
             "give one data set, such as TensorDataset(x, y), or the number of samples; the samples "
             "of a stream have no indices, see fineprune.streams or, for a LabelWatch, yield the "
@@ -84,13 +80,9 @@ class Indexed(Dataset[tuple[int, Any]]):
         return len(cast(Sized, self.dataset))
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
-        if isinstance(index, list):  # Of a loader with a BatchSampler as its sampler.
-            return IndexedItem((torch.tensor(index), self.dataset[index]))
         index = _whole(index)
         if index < 0:
-            index += len(self)
-            if index < 0:
-                raise IndexError(f"index {index - len(self)} is out of range for {len(self)} items")
+            index = range(len(self))[index]
         return IndexedItem((index, self.dataset[index]))
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[int, Any]]:
@@ -124,8 +116,6 @@ def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:
     """Return a data set wrapped in ``Indexed`` and its length, or None and the length itself."""
     given = dataset_or_length
     indexed = None
-    if isinstance(given, torch.Tensor) and not given.ndim:
-        given = given.item()
     if not isinstance(given, Integral):
         indexed = given if isinstance(given, Indexed) else Indexed(given)
     length = given if indexed is None else len(indexed)
@@ -136,15 +126,14 @@ def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:
 class IndexedCollate:
     """Adapts a collate function to an ``Indexed`` data set.
 
-    Each batch is ``(index, collate_fn(items))``, where ``index`` is int64 of shape (B,). With
-    ``key``, the function must return a dict, into which ``index`` is put. Items that are None, such
-    as those of files that cannot be read, are left out with their indices. Items without indices,
-    as in an evaluation, are passed to the function unchanged.
+    Each batch is ``(index, collate_fn(items))``, where ``index`` is int64 of shape (B,). Items that
+    are None, such as those of files that cannot be read, are left out with their indices. Items
+    without indices, as in an evaluation, are passed to the function unchanged.
 
     Args:
         collate_fn: Your collate function, which receives a list of items.
-        key: The key of the indices in batches that are dicts, such as "index". By default, batches
-            are pairs.
+        key: The key of the indices in batches that are dicts, such as "index", which the function
+            then returns. By default, batches are pairs.
     """
 
     collate_fn: Callable[[list[Any]], Any]
@@ -154,8 +143,8 @@ class IndexedCollate:
         """Return the indices and the collated items of a list of ``(index, item)`` pairs.
 
         Raises:
-            InputError: All items are None; or there is a ``key``, but the function did not return a
-                dict, or its result has this key already.
+            InputError: All items are None; or the function returned no dict in which the ``key`` is
+                free.
         """
         if not batch or not isinstance(batch[0], IndexedItem):
             return self.collate_fn(list(batch))

@@ -6,13 +6,20 @@ from torch.utils.data import DataLoader, Sampler
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.indexed import Indexed, IndexedCollate
+from fineprune.pruning.step_counts import BatchShape
 
 # What ``DataLoader`` takes but a pruned training must not change, and why.
-_REFUSED = {
-    "shuffle": "the pruner's sampler shuffles the samples",
-    "sampler": "the pruner's sampler chooses the samples",
-    "batch_sampler": "the pruner's sampler chooses the samples",
-}
+_CHOSEN = dict.fromkeys(("shuffle", "sampler", "batch_sampler"), "the pruner's sampler chooses")
+
+
+def check_options(options: dict[str, Any], refused: dict[str, str]) -> None:
+    """Raise InputError if a loader is given what would undo the pruning; ``refused`` says why."""
+    for name, why in refused.items():
+        if options.get(name) not in (None, False):
+            raise InputError(
+                f"expected no {name}, since {why}, got {options[name]!r}: leave it out"
+            )
+    check_in_order(options.get("in_order", True))
 
 
 def check_in_order(in_order: bool) -> None:
@@ -28,20 +35,12 @@ def pruned_loader(
     dataset: Any,
     sampler: Sampler[int],
     num_samples: int,
-    *,
-    batch_size: int | None,
-    drop_last: bool,
+    shape: BatchShape,
     options: dict[str, Any],
 ) -> DataLoader[Any]:
-    """Return a loader over the samples of a pruner.
+    """Return a loader over the samples of a pruner; see ``Pruner.loader``.
 
-    Args:
-        dataset: The data set; None if there is none.
-        sampler: The sampler of the pruner.
-        num_samples: Number of samples N of the pruner.
-        batch_size: The batch size of the pruner, per rank; None if it does not know it.
-        drop_last: Whether the pruner counts on a loader that drops an incomplete last batch.
-        options: As for ``Pruner.loader``, which has the same errors.
+    ``shape`` has the batch size with which the loader is made, None if the pruner has none.
     """
     if dataset is None:
         raise InputError(
@@ -53,25 +52,21 @@ def pruned_loader(
         raise InputError(
             f"expected a data set of the pruner's {num_samples} samples, got one of {len(indexed)}"
         )
-    for name, why in _REFUSED.items():
-        given = options.pop(name, None)
-        if given not in (None, False):
-            raise InputError(f"expected no {name}, since {why}, got {given!r}: leave it out")
-    check_in_order(options.get("in_order", True))
-    size = options.get("batch_size", batch_size)
+    check_options(options, _CHOSEN)
+    size = options.get("batch_size", shape.batch_size)
     if size is None:
         raise InputError("expected a batch size, got none: make Pruner(..., batch_size=...)")
     check_whole_number("batch_size", size, 1)
-    wanted = {"batch_size": size if batch_size is None else batch_size, "drop_last": drop_last}
+    wanted = {"batch_size": shape.batch_size or size, "drop_last": shape.drop_last}
     for name, own in wanted.items():
         if options.get(name, own) != own:
             raise InputError(
                 f"expected {name}={own}, with which the pruner plans batches and counts steps, got "
                 f"{options[name]}: give it to Pruner instead"
             )
-    collate_fn = options.pop("collate_fn", None)
+    collate_fn = options.get("collate_fn")
     if not isinstance(collate_fn, IndexedCollate | None):
         collate_fn = IndexedCollate(collate_fn)
-    persistent = options.get("num_workers", 0) > 0
-    settings = {"persistent_workers": persistent, **options, **wanted}
-    return DataLoader(indexed, sampler=sampler, collate_fn=collate_fn, **settings)
+    settings = {"persistent_workers": options.get("num_workers", 0) > 0, **options, **wanted}
+    settings |= {"sampler": sampler, "collate_fn": collate_fn}
+    return DataLoader(indexed, **settings)

@@ -12,7 +12,7 @@ from fineprune.errors import InputError
 from fineprune.labels.batch import NO_LABEL, as_local, as_numbers, check_copied
 from fineprune.labels.dataset_attributes import labels_of
 from fineprune.pruning.epoch import Epoch
-from fineprune.pruning.plan import EpochPlan, fingerprint
+from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.step_counts import BatchShape
@@ -54,11 +54,7 @@ def _remedy(index: torch.Tensor, losses: torch.Tensor) -> str:
 
 
 def check_logits(logits: torch.Tensor | None, labels: Any) -> torch.Tensor:
-    """Return the logits of a batch, shape (B, C), for at least two classes.
-
-    Raises:
-        InputError: They are something else, or there are no labels.
-    """
+    """Return the logits of a batch with labels, shape (B, C), for at least two classes."""
     if logits is None or labels is None:
         raise InputError(
             "expected logits and labels together, got only one of them: give record both, to "
@@ -72,17 +68,6 @@ def check_logits(logits: torch.Tensor | None, labels: Any) -> torch.Tensor:
             f"labels if this is not a classifier"
         )
     return logits
-
-
-def text_of(settings: object) -> str:
-    """Return a text that is the same in every process, whatever an own policy has as settings."""
-    if isinstance(settings, Mapping):
-        return str([(text_of(key), text_of(value)) for key, value in settings.items()])
-    if isinstance(settings, list | tuple):
-        return str([text_of(value) for value in settings])
-    if settings is None or isinstance(settings, bool | int | float | str | bytes | BatchShape):
-        return repr(settings)
-    return type(settings).__name__  # Its text may contain an address.
 
 
 def check_first_batch(
@@ -149,47 +134,53 @@ def check_not_ended(epoch: int, first_left: int) -> None:
         )
 
 
-def compare_ranks(replicas: Replicas, settings: Mapping[str, Any], plan: EpochPlan) -> None:
+def compare_ranks(
+    replicas: Replicas,
+    identity: Mapping[str, Any],
+    shape: BatchShape,
+    order: Mapping[str, int],
+    plan: EpochPlan,
+) -> None:
     """Raise InputError if the ranks differ in what must be the same. All of them must call it.
 
     They are compared once, with the first batch of the training, because ranks that differ might
     later wait for each other elsewhere, for example when they exchange gradients.
     """
-    names = {
-        "num_samples": (
-            "number of samples",
-            "make the Pruner for the whole data set on every rank, not for a part of it",
-        ),
-        "shape": (
-            "batch_size, accumulation, num_replicas and drop_last",
-            "batch_size is the number of samples that each rank takes per batch",
-        ),
-        "numbering": (
-            "KeyIndex",
-            "different ones number the samples differently, so let one rank make and save it, and "
-            "load it on all ranks",
-        ),
-        "seed": ("seed", "seed anything else by the rank, such as augmentation or dropout"),
-        "settings": ("policy", "give it the same settings on all ranks"),
-    }
+    whole = "make the Pruner for the whole data set on every rank, not for a part of it"
+    size = "batch_size is the number of samples that each rank takes per batch"
+    index = "let one rank make and save it, and load it on all ranks, since it numbers the samples"
+    other = "seed anything else by the rank, such as augmentation or dropout"
     replicas.check_equal(
         {
-            **{name: (text_of(settings[key]), do) for key, (name, do) in names.items()},
+            "number of samples": (identity["num_samples"], whole),
+            "batch_size, accumulation, num_replicas and drop_last": (shape, size),
+            "KeyIndex": (order.get("KeyIndex"), index),
+            "seed": (identity["seed"], other),
+            "policy": (identity["settings"], "give it the same settings on all ranks"),
             "epoch": (plan.epoch, "loop over pruner.epochs(), and load the state on all ranks"),
-            "plan": (fingerprint(plan), "let select() draw from its argument rng only"),
+            "plan": (plan.fingerprint, "let select() draw from its argument rng only"),
         }
     )
 
 
+def check_order(order: Mapping[str, int], saved: Mapping[str, int], *, within: bool) -> None:
+    """Raise InputError if a stream cannot go on with its numbers and order of the samples.
+
+    ``within`` says whether the state was saved within an epoch, on whose order more depends.
+    """
+    for name, value in saved.items():
+        if order.get(name) != value and (within or name == "KeyIndex"):
+            raise InputError(
+                f"expected {name}={value}, with which the state was saved, since the numbers of "
+                f"the samples or their order within the epoch depend on it, got {order.get(name)}: "
+                f"load the index that was saved then, and change all else between epochs only"
+            )
+
+
 def check_recorded_labels(dataset: Any, index: torch.Tensor, labels: Any) -> None:
-    """Raise InputError if samples of a batch have other labels than their data set says.
+    """Raise InputError if the samples of a batch have other labels than their data set says.
 
     This waits for the device, so it is called once.
-
-    Args:
-        dataset: The data set.
-        index: The samples; integers, shape (B,).
-        labels: Their labels; integers, shape (B,).
     """
     of_dataset = labels_of(dataset)
     if of_dataset is None:

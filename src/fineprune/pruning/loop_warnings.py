@@ -10,72 +10,56 @@ _MOST_READS = 3
 # How many epochs are broken off before a warning. One may be, such as by an interrupt.
 _BROKEN_OFF = 2
 
-# How many epochs neither read the sampler nor record anything before a warning.
-_SILENT = 3
-
 
 class LoopWarnings:
     """Warns the user, of each mistake once."""
 
     def __init__(self) -> None:
-        self._given: set[str] = set()
-        self._broken_off = self._silent = 0
-        self._recorded = False
+        self._ended = self._broken_off = 0
 
     def of_read(self, epoch: Epoch) -> None:
         """Warn of a loop that begins no epoch, when it reads the samples of this one."""
         if epoch.reads == _MOST_READS:
-            self._once(
-                "order",
+            warn_user(
                 f"the samples of epoch {epoch.number} were loaded {_MOST_READS} times without a "
                 f"new epoch, so the same samples are trained each time: loop over pruner.epochs(), "
-                f"or call pruner.set_epoch(epoch)",
+                f"or call pruner.set_epoch(epoch)"
             )
 
     def of_rates(self, policy: Policy) -> None:
-        """Warn if the policy needs learning rates and has none."""
-        if policy.without_rates:
-            self._once("rates", policy.without_rates, UserWarning)
+        """Warn if the policy needs learning rates and has none, when the training begins."""
+        if policy.without_rates and not self._ended:
+            warn_user(
+                f"{type(policy).__name__} was given no learning rates and takes them to be "
+                f"constant, so all epochs are shortened alike: give rates=..., or call "
+                f"pruner.set_rates(scheduler) before the training",
+                UserWarning,
+            )
 
-    def of_epoch(
-        self, epoch: Epoch, policy: Policy, nonfinite: int, *, has_dataset: bool, counts: bool
-    ) -> None:
-        """Warn of what an epoch did that has ended.
+    def of_epoch(self, epoch: Epoch, policy: Policy, nonfinite: int, counts: bool) -> None:
+        """Warn of what an epoch did that has ended, with some losses that were not finite.
 
-        Args:
-            epoch: The epoch.
-            policy: The policy, which may need losses.
-            nonfinite: Number of its losses that were NaN or infinite.
-            has_dataset: Whether the pruner was made of a data set, which the loop should load.
-            counts: Whether the batch size is known, so that it is known when an epoch is complete.
+        ``counts`` says whether the batch size is known, and with it when an epoch is complete.
         """
         if nonfinite:
             warn_user(
                 f"{nonfinite} losses of epoch {epoch.number} were NaN or infinite, and were left "
                 f"out"
             )
-        self._recorded |= epoch.batches > 0
-        self._silent += not epoch.batches
-        loads = epoch.reads > 0 or (has_dataset and self._silent == _SILENT)
-        if policy.learns_from_losses and loads and not self._recorded:
-            self._once(
-                "nothing",
+        self._ended += 1
+        if policy.learns_from_losses and epoch.reads and not epoch.batches and self._ended == 1:
+            warn_user(
                 f"epoch {epoch.number} recorded no losses, so policy {policy.name!r} learns "
                 f"nothing: train with pruner.loader(), and pass the losses of each batch to "
-                f"pruner.record(index, losses)",
+                f"pruner.record(index, losses)"
             )
-        self._broken_off += counts and epoch.batches > 0 and not epoch.complete
-        if self._broken_off == _BROKEN_OFF:
-            self._once(
-                "fewer",
-                f"epoch {epoch.number} recorded the batches of {epoch.done} of {epoch.planned} "
-                f"samples, and another one ended early, too, so fewer steps are taken than "
-                f"planned: record every batch, let a framework read len(loader) in each epoch, and "
-                f"give Pruner the loader's drop_last; ignore this if you end epochs early on "
-                f"purpose",
-            )
-
-    def _once(self, kind: str, message: str, category: type[Warning] = RuntimeWarning) -> None:
-        if kind not in self._given:
-            self._given.add(kind)
-            warn_user(message, category)
+        if counts and epoch.batches and not epoch.complete:
+            self._broken_off += 1
+            if self._broken_off == _BROKEN_OFF:
+                warn_user(
+                    f"epoch {epoch.number} recorded the batches of {epoch.done} of {epoch.planned} "
+                    f"samples, and another one ended early, too, so fewer steps are taken than "
+                    f"planned: record every batch, let a framework read len(loader) in each epoch, "
+                    f"and give Pruner the loader's drop_last; ignore this if you end epochs early "
+                    f"on purpose"
+                )

@@ -16,8 +16,8 @@ class EpochPlan:
 
     Attributes:
         epoch: The epoch, counted from 0.
-        kept: Indices of the samples to train on, sorted, without repetitions, at least one; int64,
-            shape (number kept,), on the CPU.
+        kept: Indices of the samples to train on, ascending, at least one; int64, shape (number
+            kept,), on the CPU.
         weights: The factor of the loss of each sample, finite, float32, shape (N,), on the CPU;
             None if the policy does not weight the losses.
 
@@ -54,9 +54,10 @@ class EpochPlan:
         return len(self.kept)
 
     @property
-    def is_full(self) -> bool:
-        """Whether no sample before the last one is skipped."""
-        return int(self.kept[-1]) == len(self.kept) - 1
+    def fingerprint(self) -> int:
+        """A number that is equal for equal plans, and almost certainly not for others."""
+        squares = int(torch.dot(self.kept, self.kept))
+        return zlib.crc32(f"{self.epoch} {self.number} {squares}".encode())
 
 
 def random_plan(epoch: int, number: int, num_samples: int, rng: np.random.Generator) -> EpochPlan:
@@ -66,14 +67,11 @@ def random_plan(epoch: int, number: int, num_samples: int, rng: np.random.Genera
     return EpochPlan(epoch, torch.from_numpy(kept))
 
 
-def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int) -> None:
-    """Raise InputError if ``plan`` cannot be the result of ``Policy.select``.
+def check_plan(plan: object, epoch: int, number: int | None, num_samples: int) -> EpochPlan:
+    """Return what ``Policy.select`` returned for an epoch of ``number`` samples (None if free).
 
-    Args:
-        plan: What the policy returned.
-        epoch: The epoch for which the policy was asked.
-        num_kept: Number of samples that the policy was asked to keep; None if it was free.
-        num_samples: Number of samples N in the data set.
+    Raises:
+        InputError: It is no plan for this epoch, this number, and N samples.
     """
     if not isinstance(plan, EpochPlan):
         raise InputError(f"expected select() to return an EpochPlan, got {type(plan).__name__}")
@@ -81,21 +79,16 @@ def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int)
         raise InputError(f"expected a plan for epoch {epoch}, got one for epoch {plan.epoch}")
     if plan.kept[-1] >= num_samples:
         raise InputError(f"expected kept indices in 0..{num_samples - 1}, got {int(plan.kept[-1])}")
-    if num_kept is not None and len(plan.kept) != num_kept:
+    if number is not None and plan.number != number:
         raise InputError(
-            f"expected {num_kept} kept samples, got {len(plan.kept)}: keep as many samples as the "
+            f"expected {number} kept samples, got {plan.number}: keep as many samples as the "
             f"argument number of select() says, which is rounded to whole batches"
         )
     if plan.weights is not None and len(plan.weights) != num_samples:
         raise InputError(
             f"expected one weight for each of {num_samples} samples, got {len(plan.weights)}"
         )
-
-
-def fingerprint(plan: EpochPlan) -> int:
-    """Return a number that is equal for equal plans, and almost certainly not for others."""
-    squares = int(torch.dot(plan.kept, plan.kept))
-    return zlib.crc32(f"{plan.epoch} {len(plan.kept)} {squares}".encode())
+    return plan
 
 
 def _check_vector(name: str, value: object, dtype: torch.dtype) -> None:

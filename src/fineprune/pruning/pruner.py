@@ -1,14 +1,14 @@
 """Pruner: decides which samples each epoch trains on, for a training loop of any kind.
 
-An ``Epoch`` is shown, whose samples the sampler yields. With its first batch, it is open: it has
-losses, and the policy has not learned from them. At its end, the ranks merge what they recorded,
-and the policy learns from it. Other files have what this one puts together: ``epoch`` checks
-indices, ``recorder`` keeps losses, ``sampler`` makes orders, and ``step_counts`` counts steps.
+An ``Epoch`` is shown, whose samples the sampler yields. With its first batch, it is open. At its
+end, the ranks merge what they recorded, and the policy learns from it. Other files have what this
+one puts together: ``epoch`` checks indices, ``recorder`` keeps losses, ``sampler`` makes orders,
+and ``step_counts`` counts steps.
 """
 
 import copy
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from fineprune.pruning.loop_checks import (
     check_first_batch,
     check_logits,
     check_not_ended,
+    check_order,
     check_recorded_labels,
     check_room,
     compare_ranks,
@@ -44,19 +45,15 @@ from fineprune.pruning.pruner_state import (
 )
 from fineprune.pruning.rates import Rates
 from fineprune.pruning.recorder import Recorder
-from fineprune.pruning.replicas import (
-    Replicas,
-    share_of_rank,
-    size_of_sharded_batches,
-)
-from fineprune.pruning.run_report import RunTotals, as_writer, values_of
+from fineprune.pruning.replicas import Replicas, share_of_rank, size_of_sharded_batches
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.schedule import check_epoch
 from fineprune.pruning.step_counts import BatchShape, StepCounts
 
 STATE_VERSION = 1
 
-_KEYS = ("epoch", "shape", "progress", "recorded", "learned", "totals", "watch")
+_TOTALS = ("epochs", "samples", "steps")
+_KEYS = ("epoch", "shape", "order", "progress", "recorded", "learned", "totals", "watch")
 
 
 class Pruner(Untraced):
@@ -76,20 +73,15 @@ class Pruner(Untraced):
             samples is rounded up to whole batches on every rank.
         accumulation: Number of batches per optimizer step; see ``step_is_due``.
         drop_last: Whether the loader drops an incomplete last batch.
-        num_replicas: Number of ranks that share the samples of an epoch. By default, all of the
-            process group.
-        rank: The rank of this process among them, required if ``num_replicas`` is neither 1 nor the
-            size of the group.
-        process_group: The group whose ranks merge their counts. By default,
-            ``torch.distributed.group.WORLD``.
+        num_replicas, rank: Number of ranks that share the samples of an epoch, and of this one; by
+            default, those of the process group.
+        process_group: The group whose ranks merge their counts; by default, the world.
         sharded_by_loader: Whether a framework, such as Accelerate, itself divides the batches of
             one sampler over the ranks. It requires ``batch_size``, still that of one rank.
-        log: Reports each epoch when it ends, on the first rank of the group only: a
-            ``callable(dict, step)``, such as ``wandb.log``, or TensorBoard's ``SummaryWriter``.
-            ``step`` is the number of optimizer steps so far. The values are ``fineprune/epoch``
-            (counted from 0), ``fineprune/skipped`` (the share of the samples that the epoch
-            skipped), ``fineprune/saved`` (the share of the sample-steps so far) and, if the policy
-            names suspects, ``fineprune/suspects`` (their number).
+        log: A ``callable(dict, step)``, such as ``wandb.log``, to which the first rank reports each
+            epoch that ended: ``fineprune/epoch`` (counted from 0), ``fineprune/skipped`` (its share
+            of skipped samples), ``fineprune/saved`` (the share of the sample-steps so far), and the
+            number of optimizer steps so far.
 
     Attributes:
         policy: This pruner's own copy of the policy.
@@ -98,15 +90,14 @@ class Pruner(Untraced):
         shape: The ``BatchShape``: how samples are grouped into batches and optimizer steps.
         step_counts: The ``StepCounts``: how many samples and steps each epoch has.
         sampler: The ``PruningSampler`` of this rank.
-        numbering: A number that identifies the ``KeyIndex`` of the samples; 0 without one.
-        watch: The evidence on the labels; None until logits are recorded. It is part of
-            ``state_dict``. With several ranks, ``synchronize`` merges it.
-        nonfinite: Number of NaN or infinite losses that all ranks together recorded in the last
-            epoch that ended; 0 if the policy needs no losses.
+        order_settings: Numbers on which the order of a stream's samples depends; else nothing.
+        watch: The evidence on the labels, part of ``state_dict``; None until logits are recorded.
+            With several ranks, ``synchronize`` merges it.
+        nonfinite: Number of NaN or infinite losses of all ranks in the last epoch that ended; 0 if
+            the policy needs no losses.
 
     Raises:
-        InputError: A value is out of range; rounding to whole batches leaves nothing to skip; or
-            this process does not belong to ``process_group``.
+        InputError: A value is out of range, or rounding to whole batches leaves nothing to skip.
         TypeError: The data set is not map-style, or the policy is not a ``Policy`` with a name.
         RuntimeError: ``WORLD_SIZE`` is above 1, but no process group is initialised.
     """
@@ -124,7 +115,7 @@ class Pruner(Untraced):
         rank: int | None = None,
         process_group: Any = None,
         sharded_by_loader: bool = False,
-        log: Any = None,
+        log: Callable[[dict[str, float], int], object] | None = None,
     ) -> None:
         super().__init__()
         check_is_policy(policy)
@@ -141,6 +132,12 @@ class Pruner(Untraced):
         num_replicas, rank = share_of_rank(
             self._replicas.size, self._replicas.rank, num_replicas, rank
         )
+        if log is not None and not callable(log):
+            raise InputError(
+                f"expected log as a callable(dict, step), such as wandb.log, got "
+                f"{type(log).__name__}"
+            )
+        self._log = log
         self._num_ranks = max(num_replicas, self._replicas.size)
         self.shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
         self._batch = self.shape.samples_per_batch or 0  # That of all ranks; 0 if it is not known.
@@ -156,17 +153,19 @@ class Pruner(Untraced):
             choose_epoch=self.set_epoch,
             note_read=self._note_read,
         )
-        self.numbering = self.nonfinite = 0
+        self.nonfinite = 0
+        self.order_settings: dict[str, int] = {}
+        self._saved_order: dict[str, int] = {}  # Those of the state that was loaded.
         self.watch: LabelWatch | None = None
         self._recorder = Recorder(self.policy, self._replicas, self.num_samples)
         self._warnings = LoopWarnings()
-        self._totals = RunTotals()
-        self._log = None if log is None else as_writer(log)
+        self._epochs = self._samples = self._steps = 0  # Those of the epochs that ended.
         self._next = 0  # The open epoch; without one, the first behind all that have ended.
         self._open: Epoch | None = None
         self._shown = self._planned_epoch(0)
         self._read_again = False  # Whether an iterator went on with the epoch shown before.
-        self._loop: object | None = None  # The loop that has the current epoch in progress.
+        self._in_progress = False  # Whether a loop has begun the current epoch.
+        self._resumed = False  # Whether nothing was recorded since a state was loaded.
         self._compared = self._replicas.size == 1  # Whether the ranks were compared.
         self._show(0)
 
@@ -185,52 +184,44 @@ class Pruner(Untraced):
     def loader(self, dataset: Any = None, **options: Any) -> DataLoader[Any]:
         """Return a ``DataLoader`` over this pruner's samples, whose batches are ``(index, batch)``.
 
-        With workers, make it before the loop over the epochs, in which they persist. They do not
-        see later changes of the data set, unless you give ``persistent_workers=False``.
+        With workers, make it before the loop over the epochs, in which they persist.
 
         Args:
             dataset: Another data set with the same N samples. By default, that of the pruner.
-            options: Keyword arguments of ``DataLoader``, such as ``num_workers``. ``batch_size`` is
-                required if the pruner has none. ``collate_fn`` receives the items without their
-                indices; with ``IndexedCollate(function, key="index")``, the batches are dicts that
-                contain the indices.
+            options: Keyword arguments of ``DataLoader``, such as ``num_workers``, or ``batch_size``
+                if the pruner has none. ``collate_fn`` receives the items without their indices;
+                with ``IndexedCollate(function, key="index")``, batches are dicts with the indices.
 
         Raises:
-            InputError: An option would undo the pruning (``shuffle``, ``sampler``,
-                ``batch_sampler``, ``in_order=False``, or a ``drop_last`` or batch size that differs
-                from the pruner's); there is no batch size or no data set; or the data set has a
-                different number of samples.
+            InputError: An option would undo the pruning or differs from the pruner's own, there is
+                no batch size or no data set, or the data set has another number of samples.
         """
-        return pruned_loader(
-            self.dataset if dataset is None else dataset,
-            self.sampler,
-            self.num_samples,
-            batch_size=self._loader_batch_size,
-            drop_last=self.shape.drop_last,
-            options=options,
-        )
+        shape = replace(self.shape, batch_size=self._loader_batch_size)
+        data = self.dataset if dataset is None else dataset
+        return pruned_loader(data, self.sampler, self.num_samples, shape, options)
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
-        """Give the policy the learning rates of the training, before anything is recorded.
-
-        This is for schedulers that are made after the pruner because they need its number of steps.
-        They are not changed: a copy is stepped.
+        """Give the policy the learning rates, for schedulers that need the pruner's steps.
 
         Args:
             rates: One number per epoch or step; a function of the progress in epochs, or of the
-                number of steps; or a torch learning-rate scheduler.
+                number of steps; or a torch learning-rate scheduler, of which a copy is stepped.
             by: What each rate belongs to: "epochs" or "steps".
 
         Raises:
-            InputError: The policy takes no learning rates, the rates do not fit the training, or
-                losses have been recorded.
+            InputError: The policy takes no rates, they do not fit, or losses have been recorded.
         """
         if self._next or self._open is not None:
             raise InputError(
                 "expected set_rates() before the training, got a call after losses were recorded: "
                 "call it before the first epoch and before load_state_dict()"
             )
-        self.policy.set_rates(rates, by)
+        if self.policy.budget is None:
+            raise InputError(
+                f"expected a policy that uses learning rates, got {self.policy.name!r}, which uses "
+                f"none"
+            )
+        self.policy.budget.set_rates(rates, by)
         self._show(self._shown.number)
 
     # -- the epochs --------------------------------------------------------------------------------
@@ -248,27 +239,27 @@ class Pruner(Untraced):
         """Iterate over the epochs: start each one, yield its number, and end it.
 
         Leaving the loop by ``break`` leaves the epoch open. After this, and after a state was
-        loaded, the iteration continues there, and the sampler yields the rest of the epoch. If
-        nothing is left of it, it is ended at once.
+        loaded, the iteration continues there with the rest of the epoch, or ends it if nothing is
+        left.
 
         Args:
             start: The first epoch, counted from 0: the one in progress, or a later one. It is
-                yielded even if it has no batches left, so ``epochs(pruner.position.epoch)`` runs
-                what the loop does after the last batch.
+                yielded even if it has no batches left, so that ``epochs(pruner.position.epoch)``
+                runs what the loop does after the last batch.
 
         Raises:
-            InputError: ``start`` is not an epoch that is left, or all epochs have been trained; or
-                losses were recorded before the loop, without an epoch.
+            InputError: ``start`` is not an epoch that is left, or none is left; or losses were
+                recorded before the loop.
         """
         last = self.policy.epochs
         check_epoch(start or 0, last)
-        if self._next >= last and not self._shown.restored:
+        if self._next >= last and not self._resumed:
             raise InputError(
                 f"expected a pruner with epochs left to train, got one that has trained all "
                 f"{last}: make a new Pruner for another training"
             )
         unfinished = self._open
-        if unfinished is not None and not unfinished.restored and not self.sampler.named:
+        if unfinished is not None and not (self._resumed or self.sampler.named):
             raise InputError(
                 f"expected no losses before the loop over the epochs, got those of "
                 f"{unfinished.batches} batches of epoch {unfinished.number}, perhaps from a trial: "
@@ -276,41 +267,38 @@ class Pruner(Untraced):
             )
         if start is None and unfinished is not None and unfinished.complete:
             self._commit(unfinished)
-        loop = object()
         for epoch in range(self.position.epoch if start is None else start, last):
             self.start_epoch(epoch)
-            self._loop = loop
             try:
                 yield epoch
             except GeneratorExit:  # The loop was left by ``break``.
-                if self._loop is loop:
-                    self._loop = None
+                self._in_progress = False
                 raise
             self.end_epoch()
 
     def start_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` (counted from 0), or continue it where the losses recorded so far end.
 
-        For the loops of frameworks, this replaces one pass of ``epochs``: call ``end_epoch`` after
-        the last batch. Until then, ``set_epoch`` with another epoch is an error.
+        In the loop of a framework, this and ``end_epoch`` replace one pass of ``epochs``. Between
+        them, ``set_epoch`` with another epoch is an error.
 
         Raises:
             InputError: The epoch is outside the training, or has ended.
         """
         check_epoch(epoch, self.policy.epochs)
         check_not_ended(epoch, self._next)
-        self._loop = None
+        self._in_progress = False
         self.set_epoch(epoch)
         if self._shown.batches:
             self._show(epoch)
-        self._loop = self
+        self._in_progress = True
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` (counted from 0) current, and plan it from the current counts.
 
-        This changes no counts and keeps the plan of an epoch in progress, so it may be called any
-        number of times, in any order. If losses of another epoch have been recorded, that epoch is
-        ended first. An epoch that has ended can be looked at, but not be recorded again.
+        It may be called any number of times, and keeps the plan of an epoch in progress. With a
+        later epoch, one of which losses were recorded is ended first. An epoch that has ended can
+        be looked at, but not be recorded again.
 
         Raises:
             InputError: The epoch is not one of the training, or ``epochs`` or ``start_epoch`` has
@@ -320,33 +308,27 @@ class Pruner(Untraced):
         self.sampler.named = True
         if epoch == self._shown.number:
             return
-        if self._loop is not None:
+        if self._in_progress:
             raise InputError(
                 f"expected set_epoch({self._shown.number}), since this epoch is in progress, got "
                 f"{epoch}: call end_epoch() first, or let the framework count from epoch "
                 f"{self._shown.number}"
             )
-        # Some trainers call set_epoch for each earlier epoch after a state was loaded. An epoch
-        # that comes from this state is kept until the trainer goes beyond it.
-        unfinished = self._open
-        if unfinished and (epoch > self._next or (epoch < self._next and not unfinished.restored)):
-            self._commit(unfinished)
+        if self._open is not None and epoch > self._open.number:
+            self._commit(self._open)
         self._show(epoch)
 
     def end_epoch(self) -> None:
         """End the current epoch: merge what the ranks recorded, and let the policy learn from it.
 
-        A second call in the same epoch does nothing. All ranks must call this method.
-
-        Warns:
-            RuntimeWarning: Losses were NaN or infinite, nothing was recorded, or two epochs
-                recorded fewer batches than planned.
+        A second call in the same epoch does nothing. All ranks must call this method. It warns if
+        losses were not finite, nothing was recorded, or two epochs recorded too few batches.
 
         Raises:
             InputError: An index is wrong, or the ranks have different plans, or record differently.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
-        self._loop = None
+        self._in_progress = False
         if self._shown.number >= self._next:  # An earlier one was only looked at.
             self._commit(self._shown)
 
@@ -361,28 +343,25 @@ class Pruner(Untraced):
     ) -> torch.Tensor:
         """Record the losses of a batch, and return the scalar to backpropagate.
 
-        If you also give logits and labels, the training is watched for wrong labels
-        (``watch.suspects()``), from which ``Adaptive`` learns. Everything is copied at once,
-        without waiting for the device. Record each batch in one call: with a known batch size, the
-        number of calls says how far the epoch got.
+        With logits and labels, the training is watched for wrong labels (``watch.suspects()``),
+        from which ``Adaptive`` learns. Everything is copied at once, without waiting for the
+        device. Record each batch in one call: with a known batch size, the number of calls says how
+        far the epoch got.
 
         Args:
             index: The indices of the samples, integers, shape (B,): the first part of each batch.
             losses: One loss per sample, floating point, shape (B,) (``reduction="none"``).
-            logits: The output of a classifier for them; floating point, shape (B, C).
-            labels: Their labels, required with ``logits``; integers, shape (B,); -100 for a sample
-                without a label.
+            logits: The output of a classifier for them, floating point, shape (B, C).
+            labels: Their labels, required with ``logits``, integers, shape (B,); -100 for none.
 
         Returns:
-            The mean of the losses, shape (). If the plan has weights, each loss is first multiplied
-            by its weight.
+            The mean of the losses, shape (), each times its weight if the plan has weights.
 
         Raises:
             InputError: A shape, a type or an index is wrong; a sample is skipped in this epoch, or
                 was recorded before (indices on a GPU are checked when the epoch ends); the epoch
-                has ended, or all of it has been recorded; the ranks do not exchange the losses from
-                which the policy learns; the labels of the first batch are not those of the data
-                set; or this is called in a backward pass, by ``torch.utils.checkpoint``.
+                has ended, or all of it was recorded; the first batch shows that the loop cannot
+                work; or this is called in a backward pass, as by ``torch.utils.checkpoint``.
         """
         index = as_numbers("indices", index)
         if is_compiling():
@@ -401,24 +380,20 @@ class Pruner(Untraced):
         logits: torch.Tensor | None = None,
         labels: Any = None,
     ) -> None:
-        """Record losses that were backpropagated elsewhere, such as in another process.
+        """Record, as ``record`` does, losses that are backpropagated elsewhere, with their weights.
 
-        Unlike ``record``, this does not check that a gradient arrives: if the plan has weights,
-        apply them where you backpropagate. The arguments and errors are those of ``record``.
+        Unlike ``record``, this does not check that a gradient arrives.
         """
         self._record(as_numbers("indices", index), losses, logits, labels)
 
     def weighted(self, index: Any, losses: torch.Tensor) -> torch.Tensor:
-        """Return the losses times the weights of the plan, for a scalar of your own.
+        """Return the losses times the weights of the plan, if any, for a scalar of your own.
 
-        Nothing is recorded or reduced: call ``record`` as well, and ignore its result. If the plan
-        has no weights, the losses are returned unchanged.
+        Nothing is recorded: call ``record`` as well, and ignore its result.
 
         Args:
-            index: Indices of the samples, integers, shape (B,). They may repeat, as for the tokens
-                of packed texts.
-            losses: The losses of each sample, floating point, shape (B,) or (B, ...), such as
-                (B, tokens).
+            index: Indices of the samples, integers, shape (B,), also repeated ones.
+            losses: Their losses, floating point, shape (B,) or (B, ...), such as (B, tokens).
 
         Raises:
             InputError: A shape or a type is wrong.
@@ -442,14 +417,13 @@ class Pruner(Untraced):
         losses = as_local("losses", losses)
         check_batch(index, losses)
         epoch = self._shown
-        if epoch is not self._open or epoch.restored:
-            self._begin(losses)
+        if epoch.left is None:
+            self._begin(epoch, losses)
         samples = len(losses) * self._num_ranks
         if self._batch and (samples > self._batch or epoch.done >= epoch.planned):
             check_room(epoch, self.shape, self._num_ranks, samples)
-        numbers = index.numpy() if index.is_cpu else None
-        if numbers is not None:
-            epoch.check(numbers)
+        if index.is_cpu:
+            epoch.check(index.numpy())
         if logits is not None or labels is not None:
             logits = check_logits(logits, labels)
             watch = self.watch or self._new_watch(logits.shape[1])
@@ -457,17 +431,13 @@ class Pruner(Untraced):
             if self.watch is None and self.dataset is not None:
                 check_recorded_labels(self.dataset.dataset, index, labels)
             self.watch = watch
-        self._recorder.add(index, losses, with_logits=logits is not None)
-        self._open, self._next, epoch.restored = epoch, epoch.number, False
-        epoch.batches += 1
-        epoch.done += max(samples, self._batch)
-        if numbers is not None:
-            epoch.note(numbers)
+        self._open, self._next, self._resumed = epoch, epoch.number, False
+        covered = max(samples, self._batch)
+        self._recorder.add(epoch, index, losses, covered, with_logits=logits is not None)
         self._recorder.reduce_if_full(epoch)
 
-    def _begin(self, losses: torch.Tensor) -> None:
+    def _begin(self, epoch: Epoch, losses: torch.Tensor) -> None:
         """Check what can be checked with the first batch of an epoch."""
-        epoch = self._shown
         check_not_ended(epoch.number, self._next)
         if self._read_again and not epoch.reads:
             raise InputError(
@@ -476,16 +446,14 @@ class Pruner(Untraced):
                 f"loader anew in each epoch, or use pruner.loader()"
             )
         check_first_batch(self.policy, self.shape, self._replicas, losses)
+        check_order(self.order_settings, self._saved_order, within=epoch.batches > 0)
         self._compare_ranks()
         self._warnings.of_rates(self.policy)
         # Without a batch size, the loop groups samples as it likes, and may repeat some, as padding
         # and the workers of a stream do.
-        once = self._batch and self._num_ranks == 1 and not self.numbering
-        epoch.expect(
-            self.num_samples,
-            any_sample=not self._batch,
-            before=self.sampler.before_start() if once else None,
-        )
+        once = self._batch and self._num_ranks == 1 and not self.order_settings
+        before = self.sampler.before_start() if once else None
+        epoch.expect(self.num_samples, not self._batch, before)
 
     def _new_watch(self, num_classes: int) -> LabelWatch:
         group = self._replicas.group
@@ -498,9 +466,9 @@ class Pruner(Untraced):
     def synchronize(self) -> None:
         """Exchange what was recorded so far, so that ``state_dict`` includes all ranks.
 
-        With several ranks, call this before a ``state_dict()`` in the middle of an epoch and, if
-        logits are recorded, before every ``state_dict()``. All ranks must call it after the same
-        batch.
+        With several ranks, all of them must call this, after the same batch, before a
+        ``state_dict()`` in the middle of an epoch and, if logits are recorded, before every
+        ``state_dict()``.
         """
         self._compare_ranks()
         self._recorder.reduce(self._open or self._shown)
@@ -508,15 +476,11 @@ class Pruner(Untraced):
             self.watch.merge()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs, without communication.
-
-        The state consists of tensors, numbers, strings, lists and dicts, so that it loads with
-        ``weights_only=True``.
+        """Return everything that a resumed run needs; it loads with ``weights_only=True``.
 
         Raises:
-            InputError: There are several ranks, and ``synchronize()`` was not called after the last
-                batch (if logits are recorded, it must also be called after each epoch); or the
-                policy has a state of another kind.
+            InputError: With several ranks, ``synchronize()`` was not called; or the policy has a
+                state of another kind.
         """
         if self._replicas.size == 1:
             self.synchronize()
@@ -528,36 +492,34 @@ class Pruner(Untraced):
                 f"state_dict()"
             )
         packed = {
-            **self._identity(),
             "epoch": self.position.epoch,
             "shape": asdict(self.shape),
+            "order": dict(self.order_settings),
             "progress": None if unfinished is None else pack_epoch(unfinished, self.num_samples),
             "recorded": self._recorder.state_dict(),
             "learned": self.policy.state_dict(),
-            "totals": asdict(self._totals),
+            "totals": {"epochs": self._epochs, "samples": self._samples, "steps": self._steps},
             "watch": None if watch is None else watch.state_dict(),
         }
-        state: dict[str, Any] = plain(packed, "the state")
-        return state
+        return {**self._identity(), **plain(packed, "the state")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state. The number of ranks and the batch size may have changed.
+        """Continue from a state. A state that is refused changes nothing.
 
-        Everything is checked before anything is changed. After such a change, ``steps_done`` counts
-        as if all steps had been as large as they are now, so ``total_steps()`` minus it are the
-        steps that are left. Make new schedulers if they count steps.
+        The number of ranks and the batch size may have changed. ``steps_done`` then counts as if
+        all steps had been as large as they are now, so ``total_steps()`` minus it are left.
 
         Raises:
             InputError: The state has another version, or comes from a run with another N, seed or
                 policy; or this is called inside the loop over the epochs.
         """
-        if self._loop is not None:
+        if self._in_progress:
             raise InputError(
                 f"expected load_state_dict() before the loop over the epochs, got a call in epoch "
                 f"{self._shown.number}: load the state first, and the loop continues where it was "
                 f"saved"
             )
-        check_state(state, plain(self._identity(), "the settings"), _KEYS)
+        check_state(state, self._identity(), _KEYS)
         state = plain(state, "the state")  # ``map_location`` may have moved tensors from the CPU.
         recorder = Recorder(self.policy, self._replicas, self.num_samples)
         learned, unfinished, watch = self.policy.state_dict(), None, None
@@ -566,7 +528,8 @@ class Pruner(Untraced):
             number, packed = state["epoch"], state["progress"]
             if packed is not None:
                 unfinished = unpack_epoch(packed, number, self.num_samples, self.shape)
-            totals, before = RunTotals(**state["totals"]), BatchShape(**state["shape"])
+            epochs, samples, steps = map(state["totals"].__getitem__, _TOTALS)
+            before, order = BatchShape(**state["shape"]), dict(state["order"])
             recorder.load_state_dict(state["recorded"])
             if state["watch"] is not None:
                 watch = self._new_watch(state["watch"]["num_classes"])
@@ -576,11 +539,11 @@ class Pruner(Untraced):
             except Exception:
                 self.policy.load_state_dict(learned)
                 raise
-        self._recorder, self.watch, self._totals = recorder, watch, totals
-        self._open, self._next = unfinished, number
+        self._recorder, self.watch, self._saved_order = recorder, watch, order
+        self._epochs, self._samples, self._steps = epochs, samples, steps
+        self._open, self._next, self._resumed = unfinished, number, True
         self.sampler.named = False
         self._show(min(number, self.policy.epochs - 1))
-        self._shown.restored = True
         if before != self.shape and None not in (before.batch_size, self.shape.batch_size):
             self._count_anew()
 
@@ -589,15 +552,15 @@ class Pruner(Untraced):
         shape, epoch = self.shape, self._open
         steps = self.step_counts.steps_before(self.position.epoch)
         if epoch is not None:
-            left = max(epoch.planned - epoch.done, 0)
             number = epoch.plan.number
-            epoch.batches = shape.batches_of(number) - shape.batches_of(left)
+            left = shape.batches_of(max(epoch.planned - epoch.done, 0))
+            epoch.batches = shape.batches_of(number) - left
             if steps is not None:
                 # It keeps its plan, which was rounded to steps of the size before.
                 planned = self.step_counts.plan(epoch.number).number
                 steps += shape.steps_of(planned) - shape.steps_of(number)
         if steps is not None:
-            self._totals.steps = steps
+            self._steps = steps
 
     def _identity(self) -> dict[str, Any]:
         """Return what a saved state must agree with."""
@@ -605,19 +568,16 @@ class Pruner(Untraced):
             "version": STATE_VERSION,
             "num_samples": self.num_samples,
             "seed": self._seed,
-            "settings": self.policy.settings(),
+            "settings": plain(self.policy.settings(), "the settings"),
         }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pruner":
         """Return a copy with the same data set and process group, outside of any loop."""
+        memo.update({id(shared): shared for shared in (self.dataset, self._replicas.group)})
         made: Pruner = type(self).__new__(type(self))
         memo[id(self)] = made
-        for shared in (self.dataset, self._replicas.group):
-            memo[id(shared)] = shared
-        for name, value in vars(self).items():
-            setattr(made, name, copy.deepcopy(value, memo))
-        made._loop = None
-        made._compared = True  # One rank may try a copy alone.
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        made._in_progress, made._compared = False, True  # One rank may try a copy alone.
         return made
 
     # -- numbers known in advance ------------------------------------------------------------------
@@ -632,23 +592,16 @@ class Pruner(Untraced):
 
     @property
     def steps_done(self) -> int:
-        """The number of optimizer steps so far, for schedulers that count steps.
-
-        A step counts as soon as the losses of its last batch are recorded. Incomplete accumulation
-        at the end of an epoch counts as a step.
-        """
+        """The number of optimizer steps so far, with that of the batch that was recorded last."""
         epoch = self._open
         if epoch is None:
-            return self._totals.steps
+            return self._steps
         whole, rest = divmod(epoch.batches, self.shape.accumulation)
-        return self._totals.steps + whole + (rest > 0 and epoch.complete)
+        return self._steps + whole + (rest > 0 and epoch.complete)
 
     @property
     def step_is_due(self) -> bool:
-        """Whether the batch that was recorded last completes an optimizer step.
-
-        This is true after every ``accumulation`` batches, and after the last batch of an epoch.
-        """
+        """Whether the batch recorded last completes ``accumulation`` batches or the epoch."""
         epoch = self._open
         return epoch is not None and (
             epoch.batches % self.shape.accumulation == 0 or epoch.complete
@@ -664,19 +617,20 @@ class Pruner(Untraced):
         return self.shape.batches_of(self.step_counts.length(epoch, self._open, self._shown))
 
     def steps(self, epoch: int) -> int:
-        """Return the exact number of optimizer steps of ``epoch``, even before the training.
-
-        Raises:
-            InputError: As for ``batches``.
-        """
+        """Return the exact number of optimizer steps of ``epoch``; see ``batches``."""
         return self.shape.steps_of(self.step_counts.length(epoch, self._open, self._shown))
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self.num_samples} samples, policy {self.policy.name!r}, "
-            f"{self._totals.epochs} of {self.policy.epochs} epochs done, "
-            f"{self._totals.skipped(self.num_samples):.1%} skipped)"
+            f"{self._epochs} of {self.policy.epochs} epochs done, {self._saved:.1%} skipped)"
         )
+
+    @property
+    def _saved(self) -> float:
+        """The share of the sample-steps of the epochs that ended that was skipped."""
+        full = self._epochs * self.num_samples
+        return (full - self._samples) / full if full else 0.0
 
     # -- the current epoch -------------------------------------------------------------------------
 
@@ -702,8 +656,8 @@ class Pruner(Untraced):
 
     def _compare_ranks(self) -> None:
         if not self._compared:
-            settings = {**self._identity(), "shape": self.shape, "numbering": self.numbering}
-            compare_ranks(self._replicas, settings, self._shown.plan)
+            identity, plan = self._identity(), self._shown.plan
+            compare_ranks(self._replicas, identity, self.shape, self.order_settings, plan)
             self._compared = True
 
     def _commit(self, epoch: Epoch) -> None:
@@ -721,15 +675,19 @@ class Pruner(Untraced):
             self.policy.learn(epoch.number, losses, marks, ranking)
             self.nonfinite = self._recorder.nonfinite
             self._recorder.clear()
-            self._totals.add(epoch, self.shape)
-            self._open, self._loop, self._next = None, None, epoch.number + 1
-        self._warnings.of_epoch(
-            epoch,
-            self.policy,
-            self.nonfinite,
-            has_dataset=self.dataset is not None,
-            counts=self.shape.batch_size is not None,
-        )
+            self._epochs += 1
+            self._samples += epoch.trained
+            if epoch.batches:
+                self._steps += -(-epoch.batches // self.shape.accumulation)
+            elif self._batch:  # A loop that records nothing takes the planned steps.
+                self._steps += self.shape.steps_of(epoch.trained)
+            self._open, self._in_progress, self._next = None, False, epoch.number + 1
+            epoch.left = None  # It takes no more batches.
+        self._warnings.of_epoch(epoch, self.policy, self.nonfinite, self._batch > 0)
         if self._replicas.rank == 0 and self._log is not None:
-            values = values_of(epoch, self._totals, self.policy, self.num_samples)
-            self._log(values, self._totals.steps)
+            values = {
+                "fineprune/epoch": epoch.number,
+                "fineprune/skipped": (self.num_samples - epoch.trained) / self.num_samples,
+                "fineprune/saved": self._saved,
+            }
+            self._log(values, self._steps)

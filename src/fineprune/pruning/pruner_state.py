@@ -37,21 +37,19 @@ def unpack_epoch(packed: dict[str, Any], number: int, num_samples: int, shape: B
     """Return the epoch that ``pack_epoch`` packed, in batches of this shape."""
     mask = np.unpackbits(packed["kept"].numpy(), count=num_samples)
     plan = EpochPlan(number, torch.from_numpy(np.flatnonzero(mask)), packed["weights"])
-    check_plan(plan, number, None, num_samples)
-    planned = shape.planned(plan.number)
+    planned = shape.planned(check_plan(plan, number, None, num_samples).number)
     # With another number of ranks or another batch size, ``done`` would not tell this.
     done = max(packed["done"], planned) if packed["complete"] else packed["done"]
-    return Epoch(plan, planned, packed["batches"], done, restored=True)
+    return Epoch(plan, planned, packed["batches"], done)
 
 
 def plain(value: Any, name: str) -> Any:
     """Return a value of which ``torch.load`` with ``weights_only=True`` loads every part.
 
-    Numbers of NumPy become those of Python, tuples become lists, and tensors are on the CPU.
+    NumPy numbers become those of Python, tuples become lists, and tensors are on the CPU.
 
-    Args:
-        value: Tensors, numbers, strings, bytes, None, and lists, tuples and dicts of these.
-        name: What the value is called in the error.
+    Raises:
+        InputError: A part of the value, which is called ``name``, is something else.
     """
     if isinstance(value, np.generic):
         return value.item()
@@ -76,8 +74,8 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
         raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
     if not identity.keys() & packed.keys():
         raise InputError(
-            f"expected a pruner state, got a dict with the keys {_brief(list(packed))}: give "
-            f"what pruner.state_dict() returned"
+            f"expected a pruner state, got a dict with the keys {list(packed)}: give what "
+            f"pruner.state_dict() returned"
         )
     missing = [key for key in (*identity, *keys) if key not in packed]
     if missing:

@@ -1,9 +1,8 @@
 """Independent random streams, one for each (seed, epoch, purpose).
 
-Breaking ties, augmentation and random skipping must not influence each other or the user's own
-random state. Each of them therefore draws from its own generator, which depends on these three
-values only. Resuming a run or changing the number of ranks or loader workers does not change the
-draws.
+Breaking ties, augmentation and random skipping draw from generators of their own, so they influence
+neither each other nor the user's random state, and a resume or another number of ranks or loader
+workers does not change the draws.
 """
 
 import zlib
@@ -12,11 +11,5 @@ import numpy as np
 
 
 def stream(seed: int, epoch: int, purpose: str) -> np.random.Generator:
-    """Return the generator for one purpose in one epoch.
-
-    Args:
-        seed: The seed of the run, at least 0.
-        epoch: The epoch, counted from 0.
-        purpose: A short name, such as ``"select"``. Different names give independent streams.
-    """
+    """Return the generator for one purpose, a name such as ``"select"``, in one epoch of a run."""
     return np.random.default_rng([seed, epoch, zlib.crc32(purpose.encode())])

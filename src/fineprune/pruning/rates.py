@@ -27,8 +27,8 @@ def rates_of(rates: Rates, number: int, by: str = "epochs") -> list[float]:
     Args:
         rates: One number for each; a function of the progress in epochs, evaluated in the middle of
             each epoch, or of the number of steps taken; or a torch scheduler that is stepped once
-            for each.
-        number: The number of epochs or steps.
+            for each, of which a copy is stepped.
+        number: Number of epochs or steps.
         by: "epochs" or "steps".
 
     Raises:
@@ -50,7 +50,12 @@ def rates_of(rates: Rates, number: int, by: str = "epochs") -> list[float]:
         ):
             found = [rates(one + 0.5 if by == "epochs" else one) for one in range(number)]
     else:
-        found = _listed(rates)
+        if isinstance(rates, str) or not isinstance(rates, Sequence | np.ndarray | torch.Tensor):
+            raise InputError(
+                f"expected rates as one number per epoch, a function, or a torch learning-rate "
+                f"scheduler, got {type(rates).__name__}"
+            )
+        found = list(rates)
         if len(found) < number or (by == "epochs" and len(found) > number):
             raise InputError(
                 f"expected one learning rate for each of {number} {by}, got {len(found)}: give as "
@@ -84,19 +89,6 @@ def _steps_taken(scheduler: Any) -> int:
     return max(map(_steps_taken, getattr(scheduler, "_schedulers", ())), default=0)
 
 
-def _largest_rate(optimizer: Optimizer) -> float:
-    return max(float(group["lr"]) for group in optimizer.param_groups)
-
-
-def _listed(rates: object) -> list[float]:
-    if isinstance(rates, str) or not isinstance(rates, Sequence | np.ndarray | torch.Tensor):
-        raise InputError(
-            f"expected rates as one number per epoch, a function, or a torch learning-rate "
-            f"scheduler, got {type(rates).__name__}"
-        )
-    return list(rates)
-
-
 def _checked(rates: Sequence[float]) -> list[float]:
     try:
         listed = [float(rate) for rate in rates]
@@ -120,11 +112,7 @@ def _stand_in_of(optimizer: Optimizer) -> Optimizer:
 
 
 def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
-    """Return the rate before each of so many steps of a scheduler.
-
-    A copy is stepped whose optimizer has the same groups and no parameters of the user's. The rate
-    is the largest of all groups.
-    """
+    """Return the largest rate of all groups before each of so many steps of a scheduler's copy."""
     if isinstance(scheduler, ReduceLROnPlateau):
         raise InputError(
             "expected learning rates that are known in advance, got ReduceLROnPlateau: give the "
@@ -139,18 +127,19 @@ def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
         )
     stand_in = _stand_in_of(scheduler.optimizer)
     copied = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
-    rates = [_largest_rate(stand_in)]
+    rates: list[float] = []
     with warnings.catch_warnings():
         # The optimizer takes no steps, of which schedulers warn.
         warnings.simplefilter("ignore")
-        while len(rates) < number:
+        for taken in range(number):
             try:
-                copied.step()
+                if taken:
+                    copied.step()
             except ValueError as error:  # OneCycleLR refuses a step too many.
                 raise InputError(
                     f"expected a scheduler for {number} steps, got one that ends before: make it "
                     f"with pruner.total_steps(), or give by='steps' if it is stepped once per "
                     f"optimizer step"
                 ) from error
-            rates.append(_largest_rate(stand_in))
+            rates.append(max(float(group["lr"]) for group in stand_in.param_groups))
     return rates

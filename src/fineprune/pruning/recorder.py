@@ -15,7 +15,6 @@ import torch
 from fineprune.interrupts import uninterrupted
 from fineprune.pruning.dropping_count import batch_means, batch_sums
 from fineprune.pruning.epoch import Epoch
-from fineprune.pruning.plan import fingerprint
 from fineprune.pruning.policies.policy import Losses, Marks, Means, Policy
 from fineprune.pruning.replicas import Replicas
 
@@ -25,15 +24,9 @@ _REDUCE_AT = 1 << 22
 
 
 class Recorder:
-    """Keeps the losses of the epoch in progress.
+    """Keeps the losses of the epoch in progress, as far as the policy needs them.
 
-    Args:
-        policy: Says what is needed of the losses, and which of them exceed a mean.
-        replicas: The ranks that share an epoch.
-        num_samples: Number of samples N in the data set.
-
-    Attributes:
-        nonfinite: Number of NaN or infinite losses of all ranks, as of the last reduction.
+    ``nonfinite`` is the number of NaN or infinite ones of all ranks, as of the last reduction.
     """
 
     def __init__(self, policy: Policy, replicas: Replicas, num_samples: int) -> None:
@@ -58,14 +51,36 @@ class Recorder:
         """Whether nothing waits to be reduced."""
         return not self._number
 
-    def add(self, index: torch.Tensor, losses: torch.Tensor, *, with_logits: bool) -> None:
-        """Copy a batch: integers and floating-point losses, shape (B,) each."""
-        self._number += 1
-        self._with_logits |= with_logits
-        if self._needed or not index.is_cpu:
+    def add(
+        self,
+        epoch: Epoch,
+        index: torch.Tensor,
+        losses: torch.Tensor,
+        covered: int,
+        *,
+        with_logits: bool,
+    ) -> None:
+        """Copy a batch, integers and floating-point losses, shape (B,) each, and count it.
+
+        ``covered`` is how far it brings the epoch, in samples of all ranks.
+        """
+        copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+        waiting, on_cpu = 0, index.is_cpu
+        if self._needed or not on_cpu:
             kept = losses.detach().to(torch.float32, copy=True)
-            self._batches.append((index.to(torch.int64, copy=True), kept))
-            self._waiting += len(index)
+            copied, waiting = [(index.to(torch.int64, copy=True), kept)], len(index)
+        left = epoch.left if epoch.once and on_cpu else None
+        numbers = None if left is None else index.numpy()
+        # From here on, nothing is called, so Ctrl-C cannot stop it half-way: a batch is recorded
+        # and counts, or neither.
+        self._batches += copied
+        self._number += 1
+        self._waiting += waiting
+        self._with_logits |= with_logits
+        epoch.batches += 1
+        epoch.done += covered
+        if left is not None:
+            left[numbers] = False
 
     def reduce_if_full(self, epoch: Epoch) -> None:
         """Reduce what waits in a single process if it is much, so that it takes little memory."""
@@ -74,16 +89,10 @@ class Recorder:
 
     @uninterrupted()
     def reduce(self, epoch: Epoch) -> None:
-        """Turn the losses that wait into one value per sample; with several ranks, those of all.
-
-        With several ranks, this is a collective operation.
-
-        Args:
-            epoch: The epoch in progress. It checks the indices that could not be checked before
-                without waiting.
+        """Turn the losses that wait into one value per sample; all ranks must call this.
 
         Raises:
-            InputError: An index is wrong, or the ranks record different things.
+            InputError: An index on a device is wrong, or the ranks record different things.
         """
         self._check_ranks(epoch)
         batches, self._batches = self._batches, []
@@ -96,7 +105,8 @@ class Recorder:
             parts = np.split(index, np.cumsum(sizes)[:-1])
             for numbers in itertools.compress(parts, unchecked):
                 epoch.check(numbers)
-                epoch.note(numbers)
+                if epoch.once and epoch.left is not None:
+                    epoch.left[numbers] = False
         if not self._needed:
             return
         sums = self._replicas.sum(batch_sums(losses, sizes))
@@ -134,49 +144,40 @@ class Recorder:
 
     def _check_ranks(self, epoch: Epoch) -> None:
         """Raise the same InputError on all ranks unless they record alike."""
-        if self._replicas.size == 1:
-            return
-        self._replicas.check_equal(
-            {
-                "epoch": (epoch.number, "loop over pruner.epochs() on every rank"),
-                "plan": (fingerprint(epoch.plan), "let select() draw from its argument rng only"),
-                "number of batches": (
-                    self._number,
-                    "record every batch of the loader on every rank, also one without a step",
-                ),
-                "kind of records": (
-                    self._with_logits,
-                    "call pruner.record(index, losses, logits, labels) on every rank or on none",
-                ),
-            }
-        )
+        if self._replicas.size > 1:
+            record = "call pruner.record(index, losses, logits, labels) on every rank or on none"
+            every = "record every batch of the loader on every rank, also one without a step"
+            select = "let select() draw from its argument rng only"
+            self._replicas.check_equal(
+                {
+                    "epoch": (epoch.number, "loop over pruner.epochs() on every rank"),
+                    "plan": (epoch.plan.fingerprint, select),
+                    "number of batches": (self._number, every),
+                    "kind of records": (self._with_logits, record),
+                }
+            )
 
     def _add_up(self, index: npt.NDArray[np.int64], losses: Losses, means: Means) -> None:
-        if self._policy.needs_losses:
-            if self._losses is None:
-                self._losses = np.full(self._num_samples, np.nan, dtype=np.float32)
+        self._losses, self._marks = self.per_sample()
+        if self._losses is not None:
             self._losses[index] = np.where(np.isfinite(losses), losses, np.float32(np.inf))
-        if self._policy.needs_marks:
-            if self._marks is None:
-                self._marks = np.zeros(self._num_samples, dtype=np.bool_)
+        if self._marks is not None:
             self._marks[index[self._policy.exceeds(losses, means)]] = True
 
     def _merge(self) -> None:
         """Give every rank the values of all: the largest loss of each sample, and any mark."""
         if self._replicas.size == 1:
             return
-        losses, marks = self.per_sample()
         parts = []
-        if losses is not None:
-            parts.append(np.where(np.isnan(losses), np.float32(-np.inf), losses))
-        if marks is not None:
-            parts.append(marks.astype(np.float32))
+        if self._losses is not None:
+            parts.append(np.where(np.isnan(self._losses), np.float32(-np.inf), self._losses))
+        if self._marks is not None:
+            parts.append(self._marks.astype(np.float32))
         merged = list(self._replicas.maximum(np.stack(parts)))
-        if marks is not None:
+        if self._marks is not None:
             self._marks = merged.pop() > 0
-        if losses is not None:
-            (found,) = merged
-            self._losses = np.where(np.isneginf(found), np.float32(np.nan), found)
+        if self._losses is not None:
+            self._losses = np.where(np.isneginf(merged[0]), np.float32(np.nan), merged[0])
 
 
 def _on_host(

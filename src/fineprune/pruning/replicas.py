@@ -16,15 +16,9 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 class Replicas:
-    """The ranks over which counts are merged. Without a process group, it is a single process.
+    """The ranks of a ``torch.distributed`` group: its size, and the rank of this process in it.
 
-    Args:
-        process_group: A ``torch.distributed`` group. None stands for the initialised world.
-
-    Attributes:
-        group: The group as it was given.
-        size: Number of ranks in the group.
-        rank: Number of this rank in the group.
+    None stands for the initialised world; without one, it is a single process.
     """
 
     def __init__(self, process_group: Any = None) -> None:
@@ -35,10 +29,7 @@ class Replicas:
         return self  # Process groups cannot be copied.
 
     def late_world(self) -> int | None:
-        """Return the size of a world that was initialised too late; None if there is none.
-
-        Without a group of its own, this process then trains as if it were alone.
-        """
+        """Return the size of a world that was initialised too late, without a group of its own."""
         if self.group is not None or not (dist.is_available() and dist.is_initialized()):
             return None
         size = dist.get_world_size()
@@ -47,10 +38,8 @@ class Replicas:
     def check_equal(self, values: Mapping[str, tuple[object, str]]) -> None:
         """Raise InputError unless all ranks have the same values. All of them must call it.
 
-        Args:
-            values: For the name of each value, the value, and what to do if the ranks differ in it.
-                The first one that differs is named. Two values count as the same if their ``repr``
-                is.
+        ``values`` has, for the name of each, the value and what to do if the ranks differ in it.
+        Values with the same ``repr`` are the same.
         """
         own = np.array([zlib.crc32(repr(value).encode()) for value, _ in values.values()])
         least, most = -self.maximum(-own), self.maximum(own)
@@ -82,10 +71,7 @@ def share_of_rank(
 ) -> tuple[int, int]:
     """Return the number of replicas and the rank of a sampler, as ``DistributedSampler`` has them.
 
-    Args:
-        group_size, group_rank: Number of ranks in the process group, and of this one.
-        num_replicas: Number of ranks that share the samples; None for those of the group.
-        rank: Number of this rank among them; None for its number in the group.
+    ``num_replicas`` and ``rank`` are by default those of the process group.
     """
     if num_replicas is None:
         num_replicas = group_size

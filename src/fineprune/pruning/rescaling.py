@@ -4,13 +4,10 @@ import torch
 
 
 class Rescaling:
-    """Multiplies the losses of one epoch by the weights of its plan.
+    """Multiplies the losses of one epoch by the weights of its plan, float32, shape (N,).
 
     A loop that backpropagates another scalar than the one that ``record`` returns would silently
     train another objective. A hook notes whether a gradient arrives; it does not wait for a GPU.
-
-    Args:
-        weights: The weight of each sample, float32, shape (N,).
     """
 
     def __init__(self, weights: torch.Tensor) -> None:

@@ -13,14 +13,13 @@ from fineprune.errors import InputError
 def reduce_tokens(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the mean loss of the tokens of each sample, without padding.
 
-    The mean of the result weighs a short text as much as a long one, so it is not the mean over all
-    tokens of the batch. To backpropagate the latter, use ``Pruner.weighted``.
+    A short text counts as much as a long one. To backpropagate the mean over all tokens of the
+    batch, use ``Pruner.weighted``.
 
     Args:
-        losses: One loss per token, floating point, shape (B, tokens). Padding may have any value,
-            even NaN.
-        mask: Which tokens count, bool, shape (B, tokens), such as ``labels != -100`` or
-            ``attention_mask.bool()``. For a causal language model, these are the shifted labels.
+        losses: One loss per token, floating point, shape (B, tokens), any value for padding.
+        mask: Which tokens count, bool, shape (B, tokens), such as ``labels != -100`` (the shifted
+            labels of a causal language model) or ``attention_mask.bool()``.
 
     Returns:
         float32 (float64 if the losses are), shape (B,). A sample in which no token counts has the
@@ -46,14 +45,13 @@ def reduce_tokens(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def reduce_pixels(losses: torch.Tensor, target: torch.Tensor, ignore_index: int) -> torch.Tensor:
     """Return the mean loss of the pixels of each sample, without ignored ones (segmentation).
 
-    ``F.cross_entropy(..., ignore_index=255, reduction="none")`` sets the losses of ignored pixels
-    to 0, so the plain mean would be smaller the more pixels are ignored.
+    The loss of an ignored pixel is 0, so the plain mean would be smaller the more are ignored.
 
     Args:
         losses: One loss per pixel, floating point, shape (B, height, width) or (B, ...).
         target: The class of each pixel, integers, the shape of ``losses``.
         ignore_index: The class whose pixels the loss left out, in ``F.cross_entropy`` -100 by
-            default. With another one here, their zeros would count.
+            default.
 
     Returns:
         float32 (float64 if the losses are), shape (B,). A sample in which all pixels are ignored

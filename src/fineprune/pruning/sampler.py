@@ -19,15 +19,11 @@ _CHUNK = 4096
 class PruningSampler(DistributedSampler[Any]):
     """Yields the samples of a plan; if nothing is skipped, exactly as ``DistributedSampler`` does.
 
-    Trainers call ``set_epoch`` on that type and do not replace it.
+    Trainers call ``set_epoch`` on that type and do not replace it. A ``Pruner`` makes it.
 
     Args:
         dataset: The data set, of which only the length is used.
-        num_replicas: Number of ranks that share the samples of an epoch.
-        rank: Number of this rank.
-        seed: The seed of the order, together with the epoch, as in ``DistributedSampler``.
-        drop_last: Whether the last samples are dropped if they do not divide among the ranks, as in
-            ``DistributedSampler``. Otherwise, some samples are repeated.
+        num_replicas, rank, seed, drop_last: As in ``DistributedSampler``.
         choose_epoch: Function that ``set_epoch`` calls with its argument.
         note_read: Function that is called when the order of the current epoch is asked for.
 
@@ -63,13 +59,11 @@ class PruningSampler(DistributedSampler[Any]):
     def follow(self, plan: EpochPlan, start: int = 0) -> None:
         """Yield the samples of ``plan`` from now on. Only ``Pruner`` calls this method.
 
-        Args:
-            plan: The plan of the current epoch.
-            start: Number of samples in the order of all ranks together that were trained already.
+        ``start`` is how many samples in the order of all ranks together were trained already.
         """
         self._plan = plan
         self.epoch = plan.epoch
-        self.num_samples = samples_per_rank(len(plan.kept), self.num_replicas, self.drop_last)
+        self.num_samples = samples_per_rank(plan.number, self.num_replicas, self.drop_last)
         self.total_size = self.num_samples * self.num_replicas
         self._start = start
         self._chunk, self._chunk_end = iter(()), 0
@@ -77,11 +71,11 @@ class PruningSampler(DistributedSampler[Any]):
     def order(self) -> torch.Tensor:
         """Return the indices that this rank trains in the epoch: int64, on the CPU.
 
-        If the epoch was resumed from a state, these are the remaining ones at that point. Recording
-        batches does not shorten the result.
+        In a resumed epoch, these are the remaining ones at that point. Recording batches does not
+        shorten the result.
         """
         self._note_read()
-        order = _fitted(self._shuffled(), self.total_size)[self._start :]
+        order = self._shuffled()[self._start :]
         # After the number of ranks has changed, the rest may not divide: repeat a few samples.
         rest = -(-len(order) // self.num_replicas) * self.num_replicas
         return _fitted(order, rest)[self.rank :: self.num_replicas]
@@ -90,16 +84,17 @@ class PruningSampler(DistributedSampler[Any]):
         """Return the samples of all ranks that precede the first one after a resume."""
         if not self._start:
             return np.zeros(0, dtype=np.int64)
-        return _fitted(self._shuffled(), self.total_size)[: self._start].numpy()
+        return self._shuffled()[: self._start].numpy()
 
     def _shuffled(self) -> torch.Tensor:
-        """Return the kept samples in the order of all ranks together: int64, on the CPU."""
+        """Return the kept samples, and padding, in the order of all ranks together."""
         shuffle = torch.Generator()
         shuffle.manual_seed(self.seed + self.epoch)
         kept = self._plan.kept
         order = torch.randperm(len(kept), generator=shuffle, device="cpu")
-        # A full plan is 0..N-1.
-        return order if self._plan.is_full else kept.index_select(0, order)
+        if kept[-1] >= len(kept):  # Otherwise, the kept samples are 0, 1, ... themselves.
+            order = kept.index_select(0, order)
+        return _fitted(order, self.total_size)
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain.from_iterable(self._chunks())

@@ -15,8 +15,8 @@ from fineprune.pruning.step_counts import BatchShape, StepCounts
 def closed_form_pruned_epochs(schedule: Schedule) -> int:
     """Evaluate the paper's formula 3, or formula 4 if the window does not divide the epochs.
 
-    As printed, the formulas hold the start constant, count every remainder epoch as pruned, and may
-    have a negative last term. ``Schedule.pruned_epochs`` is exact.
+    As printed, they hold the start constant, count every remainder epoch as pruned, and may have a
+    negative last term. ``Schedule.pruned_epochs`` is exact.
 
     Raises:
         InputError: The windows differ in length, for which the paper has no formula.
@@ -35,13 +35,14 @@ def closed_form_pruned_epochs(schedule: Schedule) -> int:
 class Savings:
     """What a training with a policy will cost, compared with training on all data.
 
+    The names with ``full`` are of the training that skips nothing.
+
     Attributes:
         pruned_epochs: Number of epochs that skip samples.
-        samples, samples_full: Number of samples trained in all epochs, and if none is skipped.
+        samples, samples_full: Number of samples trained in all epochs.
         steps, steps_full: Number of optimizer steps (the paper's formula 5, with fewer batches in
-            pruned epochs), and if no sample is skipped.
-        time, time_full: Predicted time in seconds (formula 6), and if no sample is skipped (formula
-            2); None if no step time was given.
+            pruned epochs).
+        time, time_full: Predicted time in seconds (formulas 6 and 2); None without a step time.
     """
 
     pruned_epochs: int
@@ -66,10 +67,7 @@ class Savings:
 
 
 def planned_numbers(counts: StepCounts) -> list[int]:
-    """Return how many samples each epoch keeps if nothing is learned from the losses.
-
-    The policy of the counts must not be used afterwards.
-    """
+    """Return how many samples each epoch keeps if nothing is learned. It uses the policy up."""
     policy = counts.policy
     nothing = np.zeros(counts.num_samples, dtype=np.float32)
     numbers = []

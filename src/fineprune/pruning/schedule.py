@@ -22,20 +22,19 @@ class Schedule:
     """Says which epochs prune and when the counts are cleared (the paper's Algorithm 2).
 
     Epoch ``e`` (counted from 1) prunes if ``position(e) >= start_e`` and ``e mod block < count``.
-    The position is ``e mod window`` or, in general, the distance to the last boundary at or before
+    The position is ``e mod window``: in general, the distance to the last boundary at or before
     ``e``. The counts are cleared at the end of every boundary epoch.
 
     Args:
         epochs: Number of training epochs.
         window: Number of epochs per window, or a tuple of the lengths of successive windows, the
-            last of which is repeated until the end of the training.
-        start: The paper's StartingPoint: the position in the window, before attenuation, from which
-            on epochs may prune. A tuple gives one for each window.
+            last of which is repeated.
+        start: The paper's StartingPoint: the position in the window from which on epochs may prune.
+            A tuple gives one for each window.
         attenuation: The factor, at least 1, by which the start is reduced: each time, it becomes
             ``int(start / attenuation)``.
         block: The paper's PruningBlock, in epochs.
-        count: The paper's PruningCount: the number of epochs per block that prune. With 0, no epoch
-            prunes.
+        count: The paper's PruningCount: the number of epochs per block that prune.
         attenuate: When the start is reduced: ``"window"`` for once per window after the first (the
             text of the paper), ``"epoch"`` for once per epoch after the first window (its listing,
             read literally).
@@ -81,9 +80,8 @@ class Schedule:
         # Equal schedules must compare equal, so equal windows at the end are stored only once.
         while len(windows) > 1 and (windows[-1], starts[-1]) == (windows[-2], starts[-2]):
             windows, starts = windows[:-1], starts[:-1]
-        constant = len(windows) == 1
-        object.__setattr__(self, "window", windows[0] if constant else tuple(windows))
-        object.__setattr__(self, "start", starts[0] if constant else tuple(starts))
+        for name, values in (("window", windows), ("start", starts)):
+            object.__setattr__(self, name, tuple(values) if len(values) > 1 else values[0])
 
     @classmethod
     def from_milestones(
@@ -101,8 +99,8 @@ class Schedule:
         """Make the windows from the epochs after which the learning rate falls.
 
         Each interval of length L between milestones is cut into m windows at ``round(j*L/m)``. The
-        last interval ends with the training; but if the milestones are evenly spaced and it is
-        shorter, it is a full one that the training does not complete. Thus,
+        last interval ends with the training; but if it is shorter than evenly spaced ones before,
+        it is a full one that the training does not complete. Thus,
         ``from_milestones(E, [W, 2 * W, ...])`` equals ``Schedule(E, W, ...)`` for every E.
 
         Args:
@@ -160,27 +158,16 @@ class Schedule:
         return max(_as_tuple(self.window))
 
     def prunes(self, epoch: int) -> bool:
-        """Return whether ``epoch`` (counted from 0) skips samples.
-
-        Raises:
-            InputError: The epoch is outside the schedule.
-        """
+        """Return whether ``epoch`` (counted from 0) skips samples; InputError: there is no such."""
         e = self._number(epoch)
         return self._position(e) >= self._start(e) and e % self.block < self.count
 
     def clears(self, epoch: int) -> bool:
-        """Return whether the counts are cleared at the end of ``epoch`` (counted from 0).
-
-        Raises:
-            InputError: The epoch is outside the schedule.
-        """
+        """Return whether the counts are cleared at the end of ``epoch`` (counted from 0)."""
         return self._position(self._number(epoch)) == 0
 
     def pruned_epochs(self) -> int:
-        """Return how many epochs prune, by stepping through Algorithm 2.
-
-        Unlike formulas 3 and 4, this is exact.
-        """
+        """Return how many epochs prune, by stepping through Algorithm 2 (formulas 3, 4: exact)."""
         return sum(self.prunes(epoch) for epoch in range(self.epochs))
 
     def _number(self, epoch: int) -> int:

@@ -8,23 +8,18 @@ from fineprune.pruning.rates import Rates, are_steps, rates_of
 
 
 def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> list[float]:
-    """Return the learning rates of a shorter training on all data.
+    """Return the learning rates of a shorter training on all data, one for each epoch that is left.
 
     If the rates fall in steps, epochs are removed from the last step until one is left, then from
     the step before it, and so on; a warm-up stays as it is if epochs are left after it. If the
     rates fall smoothly, the new rates are ``peak * (1 - u**2)``, where u rises from 0 at the
-    largest rate to 1 at the end; a warm-up is shortened in proportion. Restarts are lost. On the
-    first 10,000 images of CIFAR-10, these were the best schedules of equal cost that we tried.
+    largest rate to 1 at the end; a warm-up is shortened in proportion. Restarts are lost.
 
     Args:
         rates: The learning rate of each epoch of the full training: numbers, a function of the
             progress in epochs, or a torch scheduler that is stepped once per epoch.
-        save: The share of the epochs to save, in [0, 1), rounded to whole epochs.
-        epochs: Number of epochs of the full training. By default, the number of ``rates``, if these
-            are numbers.
-
-    Returns:
-        One rate for each epoch that is left, at least one.
+        save: The share of the epochs to save, in [0, 1); at least one epoch is left.
+        epochs: Number of epochs of the full training; by default, that of ``rates`` as numbers.
 
     Raises:
         InputError: A value is out of range, or rates fall in more steps than epochs are left.

@@ -8,16 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-from fineprune.errors import InputError, check_whole_number, shown, warn_user
+from fineprune.errors import InputError, check_whole_number, shown
 from fineprune.pruning.epoch import Epoch
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.policies.policy import Policy, Training
 from fineprune.pruning.random_streams import stream
 from fineprune.pruning.sampler import samples_per_rank
 from fineprune.pruning.schedule import check_epoch
-
-# Rounding warns if it costs at least this share of the saving.
-_WORTH_A_WARNING = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,20 +43,19 @@ class BatchShape:
 
     @property
     def samples_per_batch(self) -> int | None:
-        """Number of samples in one batch of each rank; None if it is not known."""
+        """Number of samples in one batch of all ranks; None if it is not known."""
         return None if self.batch_size is None else self.batch_size * self.num_replicas
-
-    def planned(self, kept: int) -> int:
-        """Return how many samples all ranks train of ``kept``, padding included."""
-        if self.drop_last and self.batch_size is not None:
-            return self.batches_of(kept) * self.batch_size * self.num_replicas
-        each = samples_per_rank(kept, self.num_replicas, self.drop_last)
-        return each * self.num_replicas
 
     @property
     def multiple(self) -> int:
         """Samples per optimizer step of all ranks; without a batch size, the number of ranks."""
         return (self.samples_per_batch or self.num_replicas) * self.accumulation
+
+    def planned(self, kept: int) -> int:
+        """Return how many samples all ranks train of ``kept``, padding included."""
+        if self.drop_last and self.batch_size is not None:
+            return self.batches_of(kept) * self.batch_size * self.num_replicas
+        return samples_per_rank(kept, self.num_replicas, self.drop_last) * self.num_replicas
 
     def batches_of(self, kept: int) -> int:
         """Return the number of batches per rank of an epoch that keeps ``kept`` samples."""
@@ -75,12 +71,6 @@ class BatchShape:
 
 class StepCounts:
     """The numbers of samples and steps of the epochs of a policy, which begins here.
-
-    Args:
-        policy: The policy.
-        num_samples: Number of samples N in the data set.
-        shape: How samples are grouped into batches and optimizer steps.
-        seed: The seed of the run.
 
     Raises:
         InputError: The policy cannot work with this size, or names impossible lengths.
@@ -105,30 +95,21 @@ class StepCounts:
         wanted = None if self._wanted is None else self._wanted[epoch]
         if wanted is None or wanted == self.num_samples:
             return wanted
-        return min(self._rounded_up(wanted), self.num_samples)
+        return min(-(-wanted // self.shape.multiple) * self.shape.multiple, self.num_samples)
 
     def plan(self, epoch: int) -> EpochPlan:
-        """Let the policy choose the samples of an epoch.
-
-        Raises:
-            InputError: The policy returns something wrong.
-        """
+        """Let the policy choose the samples of an epoch. InputError: it returns something wrong."""
         number = self.num_kept(epoch)
         if number == self.num_samples:
             return EpochPlan.full(epoch, self.num_samples)
         try:
             plan = self.policy.select(epoch, number, stream(self._seed, epoch, "select"))
-            check_plan(plan, epoch, number, self.num_samples)
+            return check_plan(plan, epoch, number, self.num_samples)
         except InputError as error:
             raise InputError(f"policy {self.policy.name!r} in epoch {epoch}: {error}") from error
-        return plan
 
     def length(self, epoch: int, *known: Epoch | None) -> int:
-        """Return how many samples an epoch trains, if it is one of those known or knows in advance.
-
-        Raises:
-            InputError: It is neither, or outside of the training.
-        """
+        """Return how many samples an epoch trains: one of those that are known, or in advance."""
         check_epoch(epoch, self.policy.epochs)
         for one in known:
             if one is not None and one.number == epoch:
@@ -155,37 +136,24 @@ class StepCounts:
         return total
 
     def steps_before(self, epoch: int) -> int | None:
-        """Return the number of optimizer steps of all epochs before one.
-
-        None if it depends on data, or the batch size is not known.
-        """
+        """Return the number of steps before an epoch; None if it depends on data, or is unknown."""
         if self.shape.batch_size is None:
             return None
         if self._wanted is None:
-            return self.policy.steps_before(epoch)
+            return None if self.policy.budget is None else self.policy.budget.used_before(epoch)
         kept = map(self.num_kept, range(epoch))
         return sum(self.shape.steps_of(number) for number in kept if number is not None)
 
     def check_rounding(self) -> None:
-        """Raise InputError if rounding leaves nothing to skip; warn if it loses a tenth of it."""
-        for keep in set(self._wanted or ()) - {self.num_samples}:
-            skip = self.num_samples - keep
-            left = self.num_samples - self._rounded_up(keep)
-            if left > (1 - _WORTH_A_WARNING) * skip:
-                continue
-            cost = (
-                f"the policy skips {skip} of {self.num_samples} samples, but only {max(left, 0)} "
-                f"after rounding to whole steps of {self.shape.multiple} samples (batch x ranks x "
-                f"accumulation)"
-            )
-            if left <= 0:
+        """Raise InputError if rounding to whole steps leaves nothing to skip in an epoch."""
+        for epoch, wanted in enumerate(self._wanted or ()):
+            if wanted < self.num_samples == self.num_kept(epoch):
                 raise InputError(
-                    f"{cost}: expected a larger prune or save, or a smaller batch_size"
+                    f"the policy skips {self.num_samples - wanted} of {self.num_samples} samples, "
+                    f"but none after rounding to whole steps of {self.shape.multiple} samples "
+                    f"(batch x ranks x accumulation): expected a larger prune or save, or a "
+                    f"smaller batch_size"
                 )
-            warn_user(f"{cost}: a tenth of the saving or more is lost", UserWarning)
-
-    def _rounded_up(self, number: int) -> int:
-        return -(-number // self.shape.multiple) * self.shape.multiple
 
 
 def _checked(wanted: object, policy: Policy, num_samples: int) -> list[int]:

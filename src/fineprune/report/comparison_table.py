@@ -55,24 +55,19 @@ def cost_table(rows: Sequence[Row]) -> Table:
         ("training, s", lambda row: _seconds(row.seconds_train)),
         ("predicted to save, %", lambda row: percent(row.predicted_saving)),
         ("saved, %", lambda row: points(row.time_saved)),
-        ("saved in epochs, %", lambda row: percent(row.saved_in_epochs)),
         ("overhead, s", lambda row: NOTHING if row.arm == WATCHED else _bookkeeping(row)),
     ]
     note = (
         "Means over the seeds. Predicted: the paper's formulas 2 to 7, with the time of a step of "
         "full training, which records nothing. Saved: wall-clock time, relative to full training, "
-        "paired by seed. Saved in epochs: from the median times of the full and the pruned epochs "
-        "of each run, which other work on the machine changes less. Overhead: what the method "
-        "itself records, and selecting samples; it is part of the training."
+        "paired by seed. Overhead: what the method itself records, and selecting samples; it is "
+        "part of the training."
     )
     if any(row.arm == WATCHED for row in rows):
         of_watched = "evidence on labels, s"
         columns.append((of_watched, lambda r: _bookkeeping(r) if r.arm == WATCHED else NOTHING))
     if any(row.samples_of_both is not None for row in rows):
-        columns += [
-            ("sample-steps of both", lambda row: whole(row.samples_of_both)),
-            ("time of both, s", lambda row: _seconds(row.seconds_of_both)),
-        ]
+        columns.append(("sample-steps of both", lambda row: whole(row.samples_of_both)))
         note += " Both: a second training and the first one, whose suspects it leaves out."
     return table_of("Cost", rows, columns, note)
 

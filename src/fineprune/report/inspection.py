@@ -15,15 +15,9 @@ from fineprune.report.table import Table, percent, table_of, whole
 
 
 class ClassRow(NamedTuple):
-    """One class: the share of its samples, and of their sample-steps that were skipped.
+    """A class: its training samples, the suspects among them, and the share of skipped steps.
 
-    Attributes:
-        name: The name of the class.
-        samples: The number of training samples with this label.
-        suspects: The number of suspects among them.
-        skipped: The share of their sample-steps that the runs skipped.
-        accuracy: The share of the evaluated samples of this class that was recognised after the
-            last epoch; None if this is not known.
+    The accuracy is the share of its evaluated samples that the last epoch recognised, if known.
     """
 
     name: str

@@ -94,7 +94,7 @@ def claims_two(rows: Sequence[ScaleRow], made: Sequence[Forecast]) -> Table:
 def _of_throughput(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
     reduced = [row for row in rows if row.strategy == "all-reduce" and row.nodes == 1]
     inside = max(reduced, key=lambda row: row.workers, default=None)
-    if inside is not None and inside.speedup is not None:
+    if inside is not None:
         yield Claim(
             f"Speedup of {inside.workers} replicas on one node, at least 0.8 of linear (Figure 2a)",
             "almost linear",
@@ -148,7 +148,7 @@ def _of_stale_gradients(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
     slower = [
         (row, row.speedup_to_target, row.speedup)
         for row, _ in node_speedups(rows)
-        if row.strategy == "mixed" and row.speedup_to_target and row.speedup
+        if row.strategy == "mixed" and row.speedup_to_target
     ]
     for row, to_loss, speedup in slower[-1:]:
         yield Claim(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fineprune.runs.files import COMPARISON, read_version, write_json
 
@@ -17,15 +17,13 @@ class Arm:
         name: The name of the arm.
         changes: What differs from the recipe of the comparison, as ``Recipe.changes_to`` returns
             it.
-        needs: The arm whose run with the same seed must be finished first; None if there is none.
-        takes: What the arm takes from that run: the ``numbers`` of samples of each epoch, or the
-            ``suspects``, which it leaves out; None if it needs none.
+        needs: The arm whose run with the same seed must be finished first, because this one takes
+            the numbers of samples of each epoch from it, or its suspects; None if there is none.
     """
 
     name: str
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     needs: str | None = None
-    takes: Literal["numbers", "suspects"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ class Comparison:
     Attributes:
         version: The version of the file's format.
         title: The title.
-        tuned: The number of seeds with which each arm's learning rate was chosen; 0 if none was.
+        tuned: Whether the learning rate of each arm was chosen on held-out samples.
         sha256: The digests with which the comparison began; see ``training.summary.input_digests``.
         arms: The arms, in the order of tables.
         runs: The runs, those that diverged included.
@@ -53,15 +51,11 @@ class Comparison:
 
     version: int = _VERSION
     title: str
-    tuned: int = 0
+    tuned: bool = False
     sha256: dict[str, str | None]
     arms: tuple[Arm, ...]
     runs: tuple[ListedRun, ...]
     diverged: dict[str, str] = field(default_factory=dict)
-
-    def arm(self, name: str) -> Arm | None:
-        """Return the arm with a name; None if there is none."""
-        return next((arm for arm in self.arms if arm.name == name), None)
 
 
 def read_comparison(folder: Path) -> Comparison:

@@ -24,7 +24,6 @@ RECIPE = "recipe.toml"
 CHECKPOINT = "checkpoint.pt"
 COUNTS = "counts"
 COMPARISON = "compare.json"
-RATES = "rates.json"
 SCALING = "scale.json"
 HISTORY = "history"
 
@@ -37,7 +36,7 @@ _EPOCH_FILE = re.compile(r"epoch-([0-9]{4,9})\.npy")
 IMAGES = ("train-images.npz", "test-images.npz")
 
 # The files of runs, comparisons and scaling experiments.
-RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, *IMAGES, COMPARISON, RATES, SCALING)
+RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, *IMAGES, COMPARISON, SCALING)
 
 # The page about the runs in a folder, which can be written again.
 REPORT = "report.html"

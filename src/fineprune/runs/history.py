@@ -10,6 +10,7 @@ evaluation.
 ``LabelWatch``. Runs on parameter servers have it only up to ``KEEP_ALL`` classes.
 """
 
+import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,20 +87,29 @@ def read_history(
     return History(list(files), np.stack(kept))
 
 
-def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
+def read_evaluated(folder: Path, classes: int, accuracy: float) -> npt.NDArray[np.int64] | None:
     """Read the labels and the predictions of the last evaluation; int64, shape (2, n).
 
     None if the run kept none. A prediction of -1 was not a number.
+
+    Args:
+        folder: The folder of the run.
+        classes: The number of classes.
+        accuracy: The accuracy of this evaluation.
     """
     file = folder / HISTORY / EVALUATED
     if not file.exists():
         return None
     packed = read_array(file, "the history of a run")
-    if packed.dtype.kind != "u" or packed.ndim != 2 or len(packed) != 2:
-        raise InputError(
-            f"expected labels and predictions in {file}, got {packed.dtype} of shape {packed.shape}"
-        )
-    return np.where(packed == np.iinfo(packed.dtype).max, -1, packed.astype(np.int64))
+    if packed.dtype.kind == "u" and packed.ndim == 2 and len(packed) == 2:
+        both = np.where(packed == np.iinfo(packed.dtype).max, -1, packed.astype(np.int64))
+        right = float((both[0] == both[1]).mean())
+        if both[0].min() >= 0 and both.max() < classes and math.isclose(right, accuracy):
+            return both
+    raise InputError(
+        f"expected predictions of {classes} classes with the accuracy {accuracy} in {file}, as in "
+        f"the summary, got others: the file is damaged or of another run"
+    )
 
 
 def has_evidence(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import MOST_DIGITS, InputError, check_whole_number, explaining
+from fineprune.errors import InputError, check_whole_number, explaining
 from fineprune.writing import replacing
 
 # The version of the files.
@@ -34,10 +34,9 @@ class KeyIndex:
             the keys are the numbers 0..N-1 themselves.
 
     Attributes:
-        shards: The names of the shards.
+        shards, checksums: As given.
         firsts: The number of the first sample of each shard, and N at the end; int64, shape
             (shards + 1,).
-        checksums: As given.
 
     Raises:
         InputError: There are no shards or no samples, a name is repeated or not text, or the
@@ -74,8 +73,7 @@ class KeyIndex:
         """Make an index by reading the keys of every shard once.
 
         Args:
-            shards: The names of the shards. Their order is part of the index: another order numbers
-                the samples differently.
+            shards: The names of the shards. Another order numbers the samples differently.
             keys: A function that yields the keys of a shard in stored order: text or integers that
                 are unique within the shard.
 
@@ -102,18 +100,10 @@ class KeyIndex:
 
     @classmethod
     def of_ids(cls, shards: Sequence[str], sizes: Sequence[int]) -> "KeyIndex":
-        """Make an index for samples that store their own numbers 0..N-1, without reading anything.
+        """Make an index for samples whose keys are their own numbers 0..N-1, without reading them.
 
-        The key of each sample must be its number: the shards contain 0..N-1 one after the other, in
-        the order of ``shards`` and in stored order. (Shuffled or missing ids are keys like any
-        other: use ``scan``.)
-
-        Args:
-            shards: The names of the shards.
-            sizes: Number of samples of each shard, for example from the metadata of its file.
-
-        Raises:
-            InputError: As for ``KeyIndex``.
+        The numbers ascend in stored order, shard after shard. For shuffled or missing ones, use
+        ``scan``. The arguments and errors are those of ``KeyIndex``.
         """
         return cls(shards, sizes)
 
@@ -142,9 +132,7 @@ class KeyIndex:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the index to a file, and replace one that exists atomically.
-
-        The file is a NumPy archive (npz) without pickled objects, whatever its name.
+        """Write the index to a NumPy archive (npz), and replace one that exists atomically.
 
         Raises:
             InputError: The path is that of a folder, a device or a pipe.
@@ -167,8 +155,7 @@ class KeyIndex:
     def numbering(self) -> int:
         """Return a number that is equal for equal indices, and almost certainly not for others.
 
-        It does not depend on the folders of the shards, because each node of a cluster may have a
-        copy.
+        The folders of the shards may differ, as between the nodes of a cluster.
         """
         names = [name.rpartition("/")[2] for name in self.shards]
         digest = zlib.crc32("\0".join(names).encode("utf-8", "surrogateescape"))
@@ -181,11 +168,7 @@ class KeyIndex:
         return range(first, end) if self.checksums is None else self.checksums[first:end].tolist()
 
     def found(self, shard: int, key: str | int) -> int:
-        """Return the checksum of a key that was read, or the key itself if keys are numbers.
-
-        Raises:
-            InputError: The key is neither text nor an integer.
-        """
+        """Return the checksum of a key that was read, or the key itself if keys are numbers."""
         if self.checksums is not None:
             return _checksum(self.shards[shard], key)
         if not isinstance(key, Integral) or isinstance(key, bool):
@@ -196,13 +179,7 @@ class KeyIndex:
         return int(key)
 
     def refusal(self, shard: int, place: int, key: object) -> InputError:
-        """Return the error for a key that is not the one at this place of a shard.
-
-        Args:
-            shard: The place of the shard in ``shards``.
-            place: The place in the shard, counted from 0.
-            key: The key that was read there; None if the shard had ended.
-        """
+        """Return the error for a key (None: the end) that is not the one at a place of a shard."""
         name = self.shards[shard]
         size = len(self.expected(shard))
         if key is None:
@@ -212,11 +189,6 @@ class KeyIndex:
         elif self.checksums is None:
             wanted = self.expected(shard)[place]
             problem = f"expected key {wanted} at place {place} of shard {name!r}, got {key!r}"
-        elif _checksum(name, _of_other_type(key)) == self.expected(shard)[place]:
-            return InputError(
-                f"expected keys of the same type as in the index in shard {name!r}, got {key!r} "
-                f"for {_of_other_type(key)!r}: yield the same keys as for KeyIndex.scan"
-            )
         else:
             listed = _checksum(name, key) in self.expected(shard)
             what = "listed at another place" if listed else "not listed"
@@ -227,13 +199,6 @@ class KeyIndex:
         return InputError(
             f"{problem}: restore the shard, or make a new index and begin a new training"
         )
-
-
-def _of_other_type(key: object) -> object:
-    """Return the integer that a text contains, or an integer as text; any other key as it is."""
-    if isinstance(key, str):
-        return int(key) if key.isdecimal() and len(key) <= MOST_DIGITS else key
-    return str(key)
 
 
 def _checked_names(shards: Sequence[str]) -> tuple[str, ...]:

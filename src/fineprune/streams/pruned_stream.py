@@ -31,11 +31,10 @@ _DRAWS = 1024
 
 
 def shuffled(items: Iterable[_T], size: int, rng: np.random.Generator) -> Iterator[_T]:
-    """Yield the items in another order.
+    """Yield the items in another order, or in the same one if the buffer has the size 0.
 
     The buffer is filled first. From then on, each new item takes the place of one that is chosen at
-    random and yielded. The order depends on the number of items, ``size`` and ``rng`` only. With
-    ``size`` 0, it stays as it is.
+    random and yielded.
     """
     if not size:
         yield from items
@@ -105,7 +104,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         if pruner.shape.batch_size is None:
             raise InputError("expected a batch size, got none: make Pruner(..., batch_size=...)")
         check_whole_number("shuffle_buffer", shuffle_buffer, 0)
-        pruner.numbering = index.numbering()
+        pruner.order_settings = {"KeyIndex": index.numbering()}
         self.index = index
         self.shuffle_buffer = shuffle_buffer
         self.shared_plan = SharedPlan(len(index))
@@ -126,49 +125,29 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         assert self._pruner is not None
         return self._pruner
 
-    def loader(
-        self,
-        *,
-        num_workers: int = 0,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        **options: Any,
-    ) -> StreamLoader:
+    def loader(self, **options: Any) -> StreamLoader:
         """Return an iterable over the batches ``(index, batch)`` of each epoch.
 
         Keep it in a variable, so that its workers persist from epoch to epoch.
 
         Args:
-            num_workers: Number of worker processes, which read and decode. Batches are made in this
-                process, so that an epoch has exactly ``pruner.batches(epoch)`` of them.
-            collate_fn: Your collate function, which receives the samples without their numbers.
-                With ``IndexedCollate(function, key="index")``, the batches are dicts that contain
-                the numbers. The default is torch's.
-            options: Further keyword arguments of ``DataLoader``, such as ``prefetch_factor``.
+            options: Keyword arguments of ``DataLoader``. The ``num_workers`` processes read and
+                decode; batches are made in this process, so that an epoch has exactly
+                ``pruner.batches(epoch)`` of them. ``collate_fn`` is as for ``Pruner.loader``.
 
         Raises:
             InputError: There are fewer shards than workers of all ranks, or an option would undo
                 the pruning.
         """
-        return StreamLoader(self, num_workers=num_workers, collate_fn=collate_fn, **options)
+        return StreamLoader(self, **options)
 
     def coverage(self) -> Coverage:
-        """Return how many kept samples the epoch that began last leaves out and repeats.
+        """Return how many kept samples unequal shards leave out and repeat on all ranks together.
 
-        The numbers are those of all ranks together. With one rank, they are 0, except for an
-        incomplete batch that ``drop_last`` leaves out.
+        This is of the epoch that began last. Batches that ``drop_last`` drops are not counted.
         """
-        batch = self.pruner.shape.batch_size or 1
-        return self._coverage(batch if self._drop_last else 1)
-
-    def missed_by_unequal_shards(self) -> int:
-        """Return how many kept samples ``coverage`` leaves out for another reason than dropping."""
-        return self._coverage(1).missed
-
-    def _coverage(self, multiple: int) -> Coverage:
-        """Return the coverage if each rank trains a multiple of this number of samples."""
         kept = self._kept_per_shard()
-        each = self._each(sum(kept))
-        return coverage(kept, self._order(), self._ranks, each - each % multiple)
+        return coverage(kept, self._order(), self._ranks, self._each(sum(kept)))
 
     def check_shards(self, num_workers: int) -> None:
         """Raise InputError if there are fewer shards than workers of all ranks."""
@@ -240,12 +219,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         return itertools.islice(shuffled(samples, self.shuffle_buffer, rng), begin, None)
 
     def _of_shard(self, shard: int) -> Iterator[tuple[int, Any]]:
-        """Read a shard until its last kept sample, check the keys, and yield what is kept.
-
-        Raises:
-            InputError: A key up to there is not that of the index, or the shard ends earlier. If
-                the last sample is kept, the shard may not contain more.
-        """
+        """Read a shard until its last kept sample, check the keys, and yield what is kept."""
         first, end = self.index.firsts[shard : shard + 2].tolist()
         kept = self.shared_plan.mask[first:end].tobytes()
         last = kept.rindex(1)

@@ -1,12 +1,10 @@
 """Who reads which shards in an epoch, and which of their samples.
 
 Each process computes this by itself, from the number of kept samples of each shard and the seeded
-order of the shards. No communication is needed, neither among ranks nor with workers.
-
-The shards are dealt to the ranks, and those of a rank to its workers, so that all have about
-equally many kept samples. A ``DataLoader`` takes samples from its workers in turn, and a worker
-that has no more drops out. From this follows how many samples each worker has yielded when the rank
-has trained a given number of them.
+order of the shards. The shards are dealt to the ranks, and those of a rank to its workers, so that
+all have about equally many kept samples. A ``DataLoader`` takes samples from its workers in turn,
+and a worker that has no more drops out. From this follows how many samples each worker has yielded
+when the rank has trained a given number of them.
 """
 
 import heapq
@@ -23,9 +21,8 @@ class Assignment:
     Attributes:
         shards: The shards that it reads, in this order.
         kept: Number of samples that the epoch keeps of these shards.
-        begin: Number of samples that the worker yielded before the epoch was interrupted.
-        end: Number of samples that it yields in the whole epoch. If it exceeds ``kept``, the worker
-            reads its shards again.
+        begin, end: Number of samples that it yielded before the epoch was interrupted, and that it
+            yields in the whole epoch. Beyond ``kept``, it reads its shards again.
     """
 
     shards: list[int]
@@ -36,12 +33,11 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many kept samples of an epoch all ranks together leave out and repeat.
+    """How many kept samples of an epoch are left out and repeated, since ranks have unequal shards.
 
     Attributes:
         missed: Number of kept samples that no rank trains.
-        repeated: Number of samples that are trained again, because a rank has fewer samples than it
-            must train.
+        repeated: Number of samples that are trained again by a rank that has too few.
     """
 
     missed: int
@@ -49,11 +45,10 @@ class Coverage:
 
 
 def deal(kept: Sequence[int], order: Sequence[int], takers: int) -> list[list[int]]:
-    """Deal shards to takers so that each has about equally many kept samples.
+    """Return the shards of each taker, in the given order, with about equally many kept samples.
 
     The fullest shard goes first, always to the taker that has the fewest samples. Shards without
-    kept samples are left out. The shards of a taker are returned in the order of ``order``, and
-    ``kept`` holds the number of kept samples of each shard.
+    kept samples are left out.
     """
     loads = [(0, taker) for taker in range(takers)]
     taker_of = {}
@@ -71,8 +66,8 @@ def deal(kept: Sequence[int], order: Sequence[int], takers: int) -> list[list[in
 def taken(lengths: Sequence[int], number: int) -> tuple[list[int], int]:
     """Return how many samples come from each worker if ``number`` are taken from them in turn.
 
-    The worker whose turn is next is returned, too. If it has no more samples, the turn is that of
-    the next one that has. ``lengths`` says how many samples each worker has.
+    ``lengths`` says how many each has. The worker whose turn is next is returned, too; if it has no
+    more samples, the turn is that of the next one that has.
     """
     counts = [0] * len(lengths)
     left, turn = number, 0
@@ -139,10 +134,7 @@ def assignment(
 
 
 def _ends(lengths: Sequence[int], each: int) -> list[int]:
-    """Return how many samples each worker yields, so that the rank has ``each``.
-
-    ``lengths`` says how many kept samples each worker has; not all are 0.
-    """
+    """Return how many samples workers with so many kept ones (not all 0) yield, ``each`` in all."""
     missing = each - sum(lengths)
     if missing <= 0:
         return taken(lengths, each)[0]

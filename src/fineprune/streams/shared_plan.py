@@ -26,8 +26,8 @@ class Pass(NamedTuple):
 class SharedPlan:
     """Which samples the epoch keeps, as one byte per sample, and where the training is.
 
-    The process of the training writes it before each pass over the stream. Its loader processes
-    read it in shared memory, so those that persist from epoch to epoch see each new plan.
+    The training writes it before each pass over the stream, and loader processes read it in shared
+    memory, so those that persist from epoch to epoch see each new plan.
     """
 
     def __init__(self, num_samples: int) -> None:
@@ -35,12 +35,7 @@ class SharedPlan:
         self._pass = torch.from_numpy(np.zeros(4, np.int64)).share_memory_()
 
     def publish(self, epoch: int, kept: torch.Tensor, trained: int, workers: int) -> int:
-        """Write what the next pass yields, and return its number.
-
-        Args:
-            epoch, trained, workers: As in ``Pass``.
-            kept: Indices of the samples that the epoch keeps, int64, shape (number kept,).
-        """
+        """Write what the next pass yields, see ``Pass`` and ``EpochPlan``; return its number."""
         mask = self.mask
         mask[:] = False
         mask[kept.numpy()] = True

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from fineprune.errors import InputError, warn_user
+from fineprune.errors import warn_user
 from fineprune.pruning.indexed import IndexedCollate
-from fineprune.pruning.loader import check_in_order
+from fineprune.pruning.loader import check_options
 from fineprune.pruning.random_streams import stream
 
 if TYPE_CHECKING:  # It imports this module.
@@ -34,18 +34,8 @@ _MOST_MISSED = 0.05
 class StreamLoader:
     """An iterable over the batches of the pruner's current epoch; ``PrunedStream.loader`` makes it.
 
-    After a state was loaded within an epoch, the iteration yields the rest of this epoch. The
-    pruner's own state suffices for this if the numbers of workers and ranks are the same. The state
-    of the loader only serves to check that they are.
-
-    Args:
-        stream: The samples.
-        num_workers: Number of worker processes.
-        collate_fn: The user's collate function; None for that of torch.
-        options: Further keyword arguments of ``DataLoader``.
-
-    Raises:
-        InputError: As for ``PrunedStream.loader``.
+    After a state of the pruner was loaded within an epoch, it yields the rest of this epoch, if the
+    numbers of workers and ranks are the same. The arguments are those of ``PrunedStream.loader``.
     """
 
     def __init__(
@@ -56,12 +46,7 @@ class StreamLoader:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **options: Any,
     ) -> None:
-        for name, why in _REFUSED.items():
-            if name in options:
-                raise InputError(
-                    f"expected no {name}, since {why}, got {options[name]!r}: leave it out"
-                )
-        check_in_order(options.get("in_order", True))
+        check_options(options, _REFUSED)
         stream.check_shards(num_workers)
         if not isinstance(collate_fn, IndexedCollate):
             collate_fn = IndexedCollate(collate_fn or default_collate)
@@ -97,64 +82,25 @@ class StreamLoader:
         this = self._stream.shared_plan.publish(plan.epoch, plan.kept, trained, self._num_workers)
         # Random numbers that decoding draws differ between epochs, ranks and workers.
         sampler = pruner.sampler
-        chance = stream(sampler.seed, plan.epoch, f"decode on rank {sampler.rank}")
-        self._generator.manual_seed(int(chance.integers(2**63)))
-        self._warn_of_missed(plan.epoch, plan.number)
-        return self._batches(this, iter(self._samples))
-
-    def _warn_of_missed(self, epoch: int, kept: int) -> None:
-        if self._warned or self._stream.pruner.shape.num_replicas == 1:
-            return
-        missed = self._stream.missed_by_unequal_shards()
-        if missed <= _MOST_MISSED * kept:
-            return
-        self._warned = True
-        warn_user(
-            f"no rank trains {missed} of the {kept} samples that epoch {epoch} keeps, since the "
-            f"ranks have unequal shards: write shards of equal size, and make their number a "
-            f"multiple of the {self._stream.pruner.shape.num_replicas} ranks or much larger"
-        )
-
-    def state_dict(self) -> dict[str, int]:
-        """Return what the order of the samples within an epoch depends on."""
-        pruner = self._stream.pruner
-        position = pruner.position
-        within = 0 < position.batches < pruner.batches(position.epoch)
-        return {
-            "index": self._stream.index.numbering(),
-            "within_epoch": int(within),
+        pruner.order_settings |= {
             "num_workers": self._num_workers,
-            "num_replicas": pruner.sampler.num_replicas,
+            "num_replicas": sampler.num_replicas,
             "shuffle_buffer": self._stream.shuffle_buffer,
         }
+        chance = stream(sampler.seed, plan.epoch, f"decode on rank {sampler.rank}")
+        self._generator.manual_seed(int(chance.integers(2**63)))
+        self._warn_of_missed(plan.epoch, plan.number, sampler.num_replicas)
+        return self._batches(this, iter(self._samples))
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Check that the training can continue with this loader. Nothing is changed.
-
-        Raises:
-            InputError: This is not such a state; the index numbers the samples differently; or the
-                state was saved within an epoch, and the number of workers, the number of ranks or
-                the shuffle buffer has changed.
-        """
-        own = self.state_dict()
-        if not isinstance(state, dict) or set(state) != set(own):
-            got = repr(state)
-            if isinstance(state, dict):
-                got = f"one with the keys {', '.join(map(str, state))}"
-            raise InputError(
-                f"expected a state of a StreamLoader, got {got}: give what state_dict() returned"
+    def _warn_of_missed(self, epoch: int, kept: int, ranks: int) -> None:
+        missed = 0 if self._warned or ranks == 1 else self._stream.coverage().missed
+        if missed > _MOST_MISSED * kept:
+            self._warned = True
+            warn_user(
+                f"no rank trains {missed} of the {kept} samples that epoch {epoch} keeps, since "
+                f"the ranks have unequal shards: write shards of equal size, and make their number "
+                f"a multiple of the {ranks} ranks or much larger"
             )
-        if state["index"] != own["index"]:
-            raise InputError(
-                "expected the index with which the training began, got another one, which numbers "
-                "the samples differently: load the index that was saved then"
-            )
-        for name in ("num_workers", "num_replicas", "shuffle_buffer"):
-            if state["within_epoch"] and state[name] != own[name]:
-                raise InputError(
-                    f"expected {name}={state[name]}, with which the epoch began, since the order "
-                    f"of its samples depends on it, got {own[name]}: change it only between epochs"
-                )
 
     def _batches(self, this: int, samples: Iterator[Any]) -> Iterator[Any]:
         shape = self._stream.pruner.shape
@@ -187,9 +133,8 @@ class _Pickler(pickle.Pickler):
 def packed(sample: Any) -> bytes:
     """Return a sample, which can be pickled, as the bytes that a loader process sends.
 
-    Torch sends each tensor of a process to another one in a file of its own. For batches, this is
-    fast. For single samples it is slow, and a thousand of them exceed the usual limit of open
-    files.
+    Torch sends each tensor in a file of its own, which is slow for single samples, a thousand of
+    which exceed the usual limit of open files.
     """
     file = io.BytesIO()
     _Pickler(file, protocol=5).dump(sample)

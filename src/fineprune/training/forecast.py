@@ -1,7 +1,6 @@
 """What a recipe will train and cost, as far as this is known before the training."""
 
 import dataclasses
-import warnings
 from dataclasses import dataclass
 
 from fineprune.errors import InputError
@@ -156,9 +155,7 @@ def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
 
 def check_rounds(recipe: Recipe, num_samples: int) -> None:
     """Raise InputError if rounding to whole steps leaves nothing to skip."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The training says how much the rounding costs.
-        _bound(recipe, num_samples).check_rounding()
+    _bound(recipe, num_samples).check_rounding()
 
 
 def saved_share(recipe: Recipe, num_samples: int) -> float:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fineprune.distributed.parameter_servers.epoch import Epoch
 from fineprune.distributed.parameter_servers.start import parameter_servers
 from fineprune.errors import RayLost, check_installed
 from fineprune.launcher import check_not_launched
@@ -68,7 +67,7 @@ class ServedEpochs:
                 state=self._saved,
                 stop=lambda: bool(stop),
             ) as self._served:
-                self._served.wait_for_workers()
+                self._served.wait_for_workers(lambda: bool(stop))
                 stop.check("before the first epoch")
                 yield
         except RayLost:
@@ -113,7 +112,7 @@ class ServedEpochs:
                 if totals.history is not None:
                     totals.history.add(update.indices, update.losses)
                 totals.add(update.losses, updates)
-        totals.distributed = _report(result, before)
+        totals.distributed = added(result.report(), before) | {"applied": result.applied}
         if not result.finished:
             self.load_into_model(totals)
         return result.finished
@@ -125,8 +124,7 @@ class ServedEpochs:
         between two epochs.
         """
         self._served.load_into(self._model)
-        for kind, deaths in self._served.take_deaths().items():
-            totals.distributed[f"{kind.value}_deaths"] += deaths
+        totals.distributed = added(totals.distributed, self._served.take_deaths())
 
     def state_dict(self, *, inside: bool) -> dict[str, Any]:
         """Return the state of the servers, which is the same inside an epoch and after it."""
@@ -136,42 +134,14 @@ class ServedEpochs:
         """Do nothing: the servers began with their state."""
 
 
-def _report(result: Epoch, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``distributed`` entry of an epoch's metrics.
-
-    ``staleness`` is the number of updates with a staleness of 0, 1, 2 and so on. ``seconds`` are
-    sums over all processes; ``workers`` and ``servers`` have those of each process.
-    ``load_into_model`` adds the deaths since the last epoch's metrics. ``before`` is the entry of
-    the part of the epoch that was trained before a stop.
-    """
-    part = {
-        "staleness": np.bincount(np.array(result.staleness, dtype=np.int64)).tolist(),
-        "dropped": result.dropped,
-        "undone": result.undone,
-        "worker_deaths": 0,
-        "server_deaths": 0,
-        "seconds": result.seconds,
-        "workers": [
-            {
-                "samples": worker.samples,
-                "staleness": np.bincount(np.array(worker.staleness, dtype=np.int64)).tolist(),
-                "seconds": worker.seconds,
-            }
-            for worker in result.workers
-        ],
-        "servers": result.servers,
-    }
-    whole = {name: added(value, before[name]) if before else value for name, value in part.items()}
-    return {**whole, **staleness_figures(whole["staleness"]), "applied": result.applied}
-
-
 def added(one: Any, other: Any) -> Any:
-    """Add numbers, or those in lists and dicts, of which the shorter one is filled with zeros."""
+    """Add numbers, or those in lists and dicts; what only one of them has is taken from there."""
+    if one is None or other is None:
+        return other if one is None else one
     if isinstance(one, dict):
-        names = {**other, **one}
-        return {name: added(one.get(name, 0), other.get(name, 0)) for name in names}
+        return {name: added(one.get(name), other.get(name)) for name in {**one, **other}}
     if isinstance(one, list):
-        return list(itertools.starmap(added, itertools.zip_longest(one, other, fillvalue=0)))
+        return list(itertools.starmap(added, itertools.zip_longest(one, other)))
     return one + other
 
 

@@ -66,9 +66,8 @@ def _as_text(error: Exception) -> Exception:
 def root_of(error: RayError) -> Exception:
     """Return what made a call fail, perhaps an error of the actor that made an argument of it.
 
-    Returns:
-        One of ``RAISED``: what an actor raised. ``RayActorError``: the death of the actor with its
-        ``actor_id``. Anything else: a failure of Ray, such as a lost object.
+    It is one of ``RAISED``, or a ``RayActorError`` with the ``actor_id`` of the actor that died, or
+    a failure of Ray, such as a lost object.
     """
     root: Exception = error
     while isinstance(root, RayTaskError) and isinstance(root.cause, Exception):

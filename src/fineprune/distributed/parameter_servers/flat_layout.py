@@ -4,11 +4,9 @@ Frozen parameters, those with ``requires_grad=False``, are not in the flat tenso
 hold them, and they are handled like buffers.
 """
 
-import hashlib
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +23,9 @@ _ALIGNED = 64
 class FlatLayout:
     """The position of each parameter in the flat tensor, and the part that each server holds.
 
-    The trained parameters follow one another in the order of ``model.parameters()``. Each keeps its
-    memory format (channels last or contiguous). Server s holds the elements from about
-    ``s * elements // servers`` on. A parameter may be divided between servers.
-
-    Attributes:
-        names, shapes, strides: The name, shape and strides of each trained parameter.
-        dtype: The type of these parameters, float32 or float64.
-        servers: The number of servers.
+    The trained parameters follow one another in the order of ``model.parameters()``, each in its
+    memory format (channels last or contiguous). A parameter may be divided between servers. The
+    type is float32 or float64.
     """
 
     names: tuple[str, ...]
@@ -51,15 +44,8 @@ class FlatLayout:
         """The number of elements of all parameters together."""
         return self.offsets[-1]
 
-    @property
-    def contents(self) -> str:
-        """The SHA-256 of the attributes, in hexadecimal, which identifies the layout."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()
-
     def part(self, server: int) -> slice:
         """Return the range of elements that a server holds."""
-        if not 0 <= server < self.servers:
-            raise InputError(f"expected a server in 0..{self.servers - 1}, got {server}")
         return slice(self._cut(server), self._cut(server + 1))
 
     def _cut(self, server: int) -> int:
@@ -72,26 +58,19 @@ class FlatLayout:
     def pieces(self, server: int) -> list[tuple[str, int]]:
         """Return the pieces of a server's part: the name of each parameter in it, and the size.
 
-        The optimizer gets one tensor per piece, because one large tensor would not give the same
-        bits as the parameters of the model.
+        One large tensor would not give the same bits in the optimizer as the model's parameters.
         """
         part = self.part(server)
+        bounds = zip(self.names, itertools.pairwise(self.offsets), strict=True)
         sizes = [
-            (name, min(stop, part.stop) - max(start, part.start))
-            for name, (start, stop) in zip(
-                self.names, itertools.pairwise(self.offsets), strict=True
-            )
+            (name, min(end, part.stop) - max(start, part.start)) for name, (start, end) in bounds
         ]
         return [(name, size) for name, size in sizes if size > 0]
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parameters as views into a flat tensor of all elements."""
-        return [
-            torch.as_strided(flat, shape, stride, offset)
-            for shape, stride, offset in zip(
-                self.shapes, self.strides, self.offsets[:-1], strict=True
-            )
-        ]
+        places = zip(self.shapes, self.strides, self.offsets[:-1], strict=True)
+        return [torch.as_strided(flat, *place) for place in places]
 
     def flat(self, model: nn.Module) -> Tensor:
         """Return a flat copy of a model's parameters, shape (elements,), on the same device."""
@@ -107,25 +86,24 @@ class FlatLayout:
             parameter.data.copy_(view)
 
     def bind(self, model: nn.Module) -> tuple[Tensor, Tensor]:
-        """Move a model's parameters and gradients into two flat tensors, shape (elements,) each.
+        """Move a model's parameters and gradients, which become zero, into two flat tensors.
 
-        Returns:
-            The parameters, with their values, and the gradients, which are zero. The model's own
-            tensors are views into these two. Clear the gradients with ``gradients.zero_()``.
+        The model's own tensors become views into these, which have the shape (elements,).
         """
         values = self.flat(model)
         gradients = torch.zeros_like(values)
-        views = zip(
-            trained_parameters(model), self.views(values), self.views(gradients), strict=True
-        )
-        for (_, parameter), value, gradient in views:
-            parameter.data = value
-            parameter.grad = gradient
+        views = zip(self.views(values), self.views(gradients), strict=True)
+        for (_, parameter), view in zip(trained_parameters(model), views, strict=True):
+            parameter.data, parameter.grad = view
         return values, gradients
 
 
 def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
-    """Return the layout of a model's trained parameters on a number of servers."""
+    """Return the layout of a model's trained parameters on a number of servers.
+
+    Raises:
+        InputError: The model has no parameters to train, fewer than servers, or of other types.
+    """
     named = trained_parameters(model)
     if not named:
         raise InputError("expected a model with parameters to train, got one without")
@@ -160,10 +138,10 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def _stride(parameter: Any) -> tuple[int, ...]:
+def _stride(parameter: Tensor) -> tuple[int, ...]:
     channels_last = parameter.ndim == 4 and parameter.is_contiguous(
         memory_format=torch.channels_last
     )
     if channels_last or parameter.is_contiguous():
-        return tuple(parameter.stride())
-    return tuple(torch.empty(parameter.shape, device="meta").stride())
+        return parameter.stride()
+    return torch.empty(parameter.shape, device="meta").stride()

@@ -11,7 +11,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fineprune.distributed.parameter_servers.processes import Event, EventKind, ProcessKind, report
+from fineprune.distributed.parameter_servers.processes import EventKind, ProcessKind, report
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 
@@ -22,31 +22,25 @@ _REPORT_EVERY = 10.0
 Resources = dict[str, float]
 
 
-def bundles_for(strategy: Strategy, threads: int, gpus: float) -> list[Resources]:
-    """Return the resources of each group, then of each dedicated server, by Ray's names.
+def bundles_for(
+    strategy: Strategy, threads: int, gpus: float
+) -> tuple[list[Resources], list[Resources]]:
+    """Return the resources of each group and of each dedicated server, by Ray's names.
 
-    Each bundle is on one node. Servers that are not dedicated share the CPUs of the groups.
+    Servers that are not dedicated share the CPUs of the groups.
     """
     group = {"CPU": float(strategy.group * threads)}
     if gpus:
         group["GPU"] = strategy.group * gpus
-    return [group] * strategy.groups + [{"CPU": float(threads)}] * strategy.dedicated_servers
+    return [group] * strategy.groups, [{"CPU": float(threads)}] * strategy.dedicated_servers
 
 
 class Placement:
-    """The reserved resources of a training.
-
-    Args:
-        strategy: The strategy, which says how many processes there are.
-        threads: The number of torch threads in each process, which is also the number of CPUs of
-            each worker and each dedicated server.
-        gpus: The number of GPUs of each worker, which are the only ones that it sees.
-    """
+    """The resources that a training reserves: a CPU for each thread, and the workers' GPUs."""
 
     def __init__(self, strategy: Strategy, threads: int, gpus: float) -> None:
         self._strategy, self._threads, self._gpus = strategy, threads, gpus
-        self._bundles = bundles_for(strategy, threads, gpus)
-        groups, servers = self._bundles[: strategy.groups], self._bundles[strategy.groups :]
+        groups, servers = bundles_for(strategy, threads, gpus)
         selectors: list[dict[str, str]] | None = None
         if servers:
             nodes = {
@@ -59,7 +53,8 @@ class Placement:
                 selectors = [_not_on(chosen)] * len(groups) + [_not_on(others)] * len(servers)
             else:
                 reason = f"dedicated servers share nodes with workers: there are {len(nodes)} nodes"
-                report(Event(EventKind.SHARED, reason))
+                report(EventKind.SHARED, reason)
+        self._bundles = groups + servers
         self._group = placement_group(
             self._bundles, strategy="SPREAD", bundle_label_selector=selectors
         )
@@ -88,8 +83,7 @@ class Placement:
     def waits(self, passed: float) -> bool:
         """Return whether processes wait for resources, and report it from time to time.
 
-        Args:
-            passed: The seconds since the last call.
+        ``passed`` are the seconds since the last call.
 
         Raises:
             InputError: The resources have not been there yet, and the wait is too long.
@@ -109,7 +103,7 @@ class Placement:
         if self._waited >= self._reported + _REPORT_EVERY:
             self._reported = self._waited
             line = f"waiting for CPUs: {self._waited:.0f} s so far for {needed}, on {found}"
-            report(Event(EventKind.WAITING, line))
+            report(EventKind.WAITING, line)
         return True
 
     def release(self) -> None:
@@ -120,7 +114,7 @@ class Placement:
 def nodes_for_servers(
     nodes: dict[str, Resources], groups: Sequence[Resources], servers: Sequence[Resources]
 ) -> list[str]:
-    """Choose nodes for dedicated servers so that the groups fit on the other nodes.
+    """Choose nodes for dedicated servers so that the groups fit on the others; empty if none do.
 
     Nodes with few GPUs and few CPUs are preferred. The number of nodes is the number of servers, or
     less if the groups need more nodes.
@@ -128,23 +122,19 @@ def nodes_for_servers(
     Args:
         nodes: The resources of each node, by Ray's names.
         groups, servers: The bundles.
-
-    Returns:
-        The nodes; empty if there is no such choice.
     """
 
-    def room(names: Sequence[str], bundles: Sequence[Resources]) -> float:
-        """Return how many equal bundles fit on nodes."""
+    def fits(names: Sequence[str], bundles: Sequence[Resources]) -> bool:
+        """Return whether bundles, which are equal, fit on nodes."""
         needs = bundles[0].items()
-        return sum(
-            min(nodes[name].get(kind, 0.0) // need for kind, need in needs) for name in names
-        )
+        room = [min(nodes[name].get(kind, 0.0) // need for kind, need in needs) for name in names]
+        return sum(room) >= len(bundles)
 
-    large_enough = [name for name in nodes if room([name], servers)]
+    large_enough = [name for name in nodes if fits([name], servers[:1])]
     large_enough.sort(key=lambda name: (nodes[name].get("GPU", 0.0), nodes[name]["CPU"]))
-    for number in range(min(len(servers), len(large_enough) - 1), 0, -1):
+    for number in range(min(len(servers), len(large_enough)), 0, -1):
         chosen, others = large_enough[:number], large_enough[number:]
-        if room(chosen, servers) >= len(servers) and room(others, groups) >= len(groups):
+        if fits(chosen, servers) and fits(others, groups):
             return chosen
     return []
 

@@ -5,38 +5,38 @@ Ray is an optional dependency (the extra ``cluster``).
 
 import contextlib
 import logging
-import math
 import os
-import re
 import signal
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray._private.worker as ray_worker
 
-from fineprune.errors import InputError, RayLost, RunError
+from fineprune.distributed.parameter_servers.processes import EventKind, report
+from fineprune.errors import InputError, RayLost, RunError, explaining, reason_of
 
 _LOCAL, _LOOPBACK = "local", "127.0.0.1"
 # Ray creates Unix sockets in its folder, whose names have up to 66 characters. On Linux, the path
 # of a socket has at most 107 bytes, of which this leaves 13 for the name of the folder.
 _LONGEST_PARENT = 27
-# How long an address may take to answer, and Ray to start or to join.
-_CONNECT_SECONDS = 10.0
-_START_SECONDS = 90.0
+# How long an address may take to answer, Ray to start or to join, and to end. If its control store
+# is dead, it ends in 7 s.
+_CONNECT_SECONDS, _START_SECONDS, _END_SECONDS = 10.0, 90.0, 20.0
+# After how long the user is told that Ray is being started.
+_TELL_SECONDS = 3.0
 # How long Ray's own processes may be silent. Ray itself ends this process, without a word, when its
 # control store has been silent for a minute.
 SILENCE_SECONDS = 20.0
-# How long Ray may take to end. If its control store is dead, it takes 7 s.
-_END_SECONDS = 20.0
-# The states of a process that is suspended.
-_SUSPENDED = ("T", "t")
+# The names of these, and the states of a process that is suspended.
+_DAEMONS, _SUSPENDED = ("raylet", "gcs_server"), ("T", "t")
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def ray_session(cpus: int, stop: Callable[[], bool] = lambda: False) -> Iterator
 
     A new Ray runs on this machine only. It listens on the loopback interface, has no dashboard and
     sends no usage statistics. It ends with this block, or when this process is killed. Its files
-    are in a temporary folder, which is then removed. Its processes have the priority of this one.
+    are in a temporary folder, which is then removed.
 
     Within this block, SIGTERM has the same effect as before. If that was to end the process
     immediately, it raises SystemExit instead, so that Ray is shut down.
@@ -87,7 +87,9 @@ def ray_session(cpus: int, stop: Callable[[], bool] = lambda: False) -> Iterator
                 },
             }
         else:
-            _connect(address, _CONNECT_SECONDS)  # Ray itself would try for minutes.
+            failures = (OSError, ValueError, OverflowError)
+            with explaining(_expected(address), failures, "; `ray start --head` starts one"):
+                _connect(address, _CONNECT_SECONDS)  # Ray itself would try for minutes.
         # A death is one line of ours; Ray would print a paragraph on standard output.
         stack.callback(setattr, ray_worker, "_worker_logs_enabled", ray_worker._worker_logs_enabled)
         ray_worker._worker_logs_enabled = False
@@ -108,41 +110,36 @@ def ray_session(cpus: int, stop: Callable[[], bool] = lambda: False) -> Iterator
 
 
 class RayHealth:
-    """Looks at the processes of Ray itself, on which the workers and servers depend.
-
-    Ray would end this process without a word some time after their end.
-    """
+    """Looks at Ray's own processes, after whose end Ray would end this one without a word."""
 
     def __init__(self) -> None:
         self._address = ray.get_runtime_context().gcs_address
         self._daemons = _daemons()
         self._looked, self._silence = time.monotonic(), 0.0
 
-    def check(self, patience: float = math.inf) -> bool:
+    def answers(self) -> bool:
         """Return whether all processes answer. Otherwise, requests to Ray hang.
 
-        Args:
-            patience: For how many seconds a process may have been silent; at most
-                ``SILENCE_SECONDS``.
-
         Raises:
-            RayLost: One of them has ended, or has been silent for longer.
+            RayLost: One of them has ended, or has been silent for ``SILENCE_SECONDS``.
         """
         now = time.monotonic()
         # If this process was suspended, that time does not count.
         passed, self._looked = min(now - self._looked, 2.0), now
-        states = {name: _state_of(pid) for name, pid in self._daemons.items()}
-        for name, state in states.items():
+        silent = ""
+        for name, pid in self._daemons.items():
+            state = _stat(pid)[1]
             if state in ("", "Z"):
                 raise RayLost(f"Ray's process {name} ended")
-        silent = next((name for name, state in states.items() if state in _SUSPENDED), "")
+            if state in _SUSPENDED:
+                silent = name
         if not silent:
             try:
                 _connect(self._address, 1.0)
-            except InputError:
+            except OSError:
                 silent = "gcs_server"
         self._silence = self._silence + passed if silent else 0.0
-        if self._silence > min(patience, SILENCE_SECONDS):
+        if self._silence > SILENCE_SECONDS:
             raise RayLost(f"Ray's process {silent} has been silent for {self._silence:.0f} s")
         return not silent
 
@@ -153,49 +150,43 @@ def _running(options: dict[str, Any], stop: Callable[[], bool]) -> Iterator[None
 
     The processes of Ray end with the thread that started them, so this one lives as long as they.
     """
-    begun, ending = threading.Event(), threading.Event()
-    errors: list[Exception] = []
+    begun, ending = Future[None](), threading.Event()
 
     def live() -> None:
         try:
             ray.init(**options)
         except Exception as error:
-            errors.append(error)
-        begun.set()
-        if not errors:
-            ending.wait()
-            ray.shutdown()
+            begun.set_exception(error)
+            return
+        begun.set_result(None)
+        ending.wait()
+        ray.shutdown()
 
     thread = threading.Thread(target=live, name="ray", daemon=True)
     thread.start()
-    address, deadline = options["address"], time.monotonic() + _START_SECONDS
-    while not begun.wait(0.2):
+    address, began, told = options["address"], time.monotonic(), False
+    while not wait([begun], 0.2).done:
+        waited = time.monotonic() - began
         if stop():
             raise RayLost("the start of Ray was stopped")
-        if time.monotonic() > deadline:
+        if waited > _START_SECONDS:
             raise RunError(f"Ray at {address} did not answer within {_START_SECONDS:.0f} s")
-    if errors:
-        told = re.sub(r"\s+", " ", str(errors[0])).strip() or type(errors[0]).__name__
-        told = told if len(told) <= 300 else f"{told[:300]}..."
-        if address == _LOCAL:
-            raise RunError(f"Ray did not start on this machine: {told}") from errors[0]
-        raise InputError(f"{_expected(address)}{told}") from errors[0]
+        if waited > _TELL_SECONDS and not told:
+            told = True
+            report(EventKind.WAITING, "starting Ray ...")
+    error = begun.exception()
+    if isinstance(error, Exception) and address == _LOCAL:
+        raise RunError(f"Ray did not start on this machine: {reason_of(error)}") from error
+    if isinstance(error, Exception):
+        raise InputError(f"{_expected(address)}: {reason_of(error)}") from error
     try:
         yield
     finally:
-        daemons = _daemons()
-        _kill(pid for pid in daemons.values() if _state_of(pid) in _SUSPENDED)
+        for pid in _daemons().values():
+            if _stat(pid)[1] in _SUSPENDED:  # Ray would wait for it.
+                os.kill(pid, signal.SIGKILL)
         ending.set()
         thread.join(_END_SECONDS)
-        if thread.is_alive():
-            _kill(daemons.values())
-            thread.join(_END_SECONDS)
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def _daemons() -> dict[str, int]:
@@ -203,38 +194,25 @@ def _daemons() -> dict[str, int]:
 
     It is empty if Ray was joined, and on systems without ``/proc``.
     """
-    found = {}
-    for file in Path("/proc/self/task").glob("*/children"):
-        for child in file.read_text().split():
-            with contextlib.suppress(OSError):
-                name = Path(f"/proc/{child}/comm").read_text().strip()
-                if name in ("raylet", "gcs_server"):
-                    found[name] = int(child)
-    return found
+    tasks = Path("/proc/self/task").glob("*/children")
+    children = [int(child) for file in tasks for child in file.read_text().split()]
+    return {_stat(child)[0]: child for child in children if _stat(child)[0] in _DAEMONS}
 
 
-def _state_of(pid: int) -> str:
-    """Return the letter that ``/proc`` gives for the state of a process; "" if it has ended."""
+def _stat(pid: int) -> tuple[str, str]:
+    """Return the name of a process and the letter of its state, as in ``/proc``; "" if it ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:
-        return ""
-
-
-def _expected(address: str) -> str:
-    return f"expected a Ray cluster at {address!r}, which RAY_ADDRESS names, but "
+        return "", ""
+    return before.partition("(")[2], after.split()[0]
 
 
 def _connect(address: str, seconds: float) -> None:
-    """Check that something answers at an address, whose host may be an IPv6 one in brackets."""
+    """Check that something answers at HOST:PORT; the host may be an IPv6 address in brackets."""
     host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdecimal():
-        raise InputError(
-            f"{_expected(address)}it is no address: give HOST:PORT, as `ray start --head` prints it"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
-    except (OSError, OverflowError) as error:
-        raise InputError(
-            f"{_expected(address)}nothing answers there ({error}): start it with `ray start --head`"
-        ) from None
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+
+
+def _expected(address: str) -> str:
+    return f"expected HOST:PORT of a running Ray cluster as RAY_ADDRESS, got {address!r}"

@@ -1,8 +1,7 @@
 """A parameter server: a Ray actor with its part of the parameters and of the optimizer.
 
-A server makes no decisions. Ray executes its calls in the order in which the driver submits them,
-and an update is submitted when its gradients exist. So the order of the submissions is the order of
-the updates, on all servers, and none of them has to ask the others.
+A server makes no decisions. Ray executes its calls in the order in which the driver submits them.
+So that is the order of the updates on all servers, and none of them has to ask the others.
 """
 
 import copy
@@ -16,26 +15,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import ray
 import torch
 from torch import Tensor
 
 from fineprune.distributed.optimizer_rate import set_rate
+from fineprune.distributed.parameter_servers.epoch import Array
 from fineprune.distributed.parameter_servers.failures import Behind, told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
-from fineprune.distributed.parameter_servers.processes import Started
 
-Array = npt.NDArray[Any]
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 
 
 class Actor:
-    """What workers and servers have in common.
-
-    Args:
-        threads: The number of torch threads.
-    """
+    """What workers and servers have in common, with so many torch threads."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -45,10 +37,9 @@ class Actor:
         # this one for a checkpoint. A handler, since programs inherit what is ignored.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
 
-    def started(self) -> Started:
-        """Return where this process runs."""
-        actor = ray.get_runtime_context().get_actor_id()
-        return Started(str(actor), os.getpid(), socket.gethostname())
+    def where(self) -> tuple[int, str]:
+        """Return the ID of this process and the name of its node."""
+        return os.getpid(), socket.gethostname()
 
 
 class Server(Actor):
@@ -57,17 +48,15 @@ class Server(Actor):
     @told_as_text
     def begin(
         self, layout: FlatLayout, index: int, optimizer: MakeOptimizer, state: Array
-    ) -> tuple[Started, Array]:
+    ) -> tuple[tuple[int, str], Array]:
         """Take over a state, also in place of the present one.
 
         Args:
-            layout: The layout of the parameters, which says which part this server holds.
-            index: The index of this server.
-            optimizer: Function that makes the optimizer from the part's pieces
-                (``FlatLayout.pieces``), which are flat tensors, given as pairs of the name of the
-                parameter and the piece. It must be elementwise, as SGD, RMSProp and Adam are,
-                because a piece does not have the shape of its parameter and may be only a part of
-                it. A parameter group with a number ``lr_scale`` has its rate multiplied by it.
+            layout: The layout of the parameters.
+            index: The index of this server in it.
+            optimizer: Function that makes the optimizer, given pairs of the name of a parameter and
+                a flat piece of it. It must be elementwise, as SGD, RMSProp and Adam are. A
+                parameter group with a number ``lr_scale`` has its rate multiplied by it.
             state: What ``snapshot`` or ``state_of`` returned.
 
         Returns:
@@ -85,22 +74,15 @@ class Server(Actor):
             # Copied, because the optimizer would use and change the given tensors themselves.
             self._optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
         self._version: int = saved["version"]
-        return self.started(), self._parameters.numpy()
+        return self.where(), self._parameters.numpy()
 
     @told_as_text
     def update(
         self, version: int, rate: float, shares: Sequence[float], *gradients: Array
     ) -> tuple[dict[str, float], Array]:
-        """Apply gradients as one update.
+        """Apply the weighted sum of gradients with a learning rate, which makes a version.
 
-        Args:
-            version: The version that the update makes.
-            rate: The learning rate.
-            shares: The weight of each gradient in their mean.
-            gradients: The gradients, shape (elements of the part,); int16 stands for bfloat16.
-
-        Returns:
-            The seconds of each phase, and the parameters, of the same shape.
+        Return the seconds of each phase, and the parameters, of the gradients' shape.
 
         Raises:
             Behind: An update before this one failed.
@@ -121,12 +103,9 @@ class Server(Actor):
 
 
 def weighted_sum(shares: Sequence[float], gradients: Sequence[Array], out: Tensor) -> None:
-    """Write the weighted sum of gradients into ``out``. All have its shape.
+    """Write the sum of gradients, each times its share, into ``out``, which has their shape.
 
-    Args:
-        shares: The weight of each gradient.
-        gradients: The gradients; int16 stands for bfloat16.
-        out: The result.
+    int16 stands for bfloat16, which NumPy does not have.
     """
     for place, (share, gradient) in enumerate(zip(shares, gradients, strict=True)):
         arrived = torch.from_numpy(gradient)
@@ -141,10 +120,7 @@ def weighted_sum(shares: Sequence[float], gradients: Sequence[Array], out: Tenso
 def state_of(parameters: Tensor, optimizer: dict[str, Any] | None, version: int) -> Array:
     """Return a server's state as bytes, uint8: tensors cross Ray slowly, and arrays quickly.
 
-    Args:
-        parameters: The parameters, shape (elements of the part,).
-        optimizer: The state of the optimizer; None if it has made no step.
-        version: The version of the parameters.
+    The state of the optimizer is None if it has made no step.
     """
     file = io.BytesIO()
     torch.save({"parameters": parameters, "optimizer": optimizer, "version": version}, file)

@@ -31,23 +31,21 @@ def parameter_servers(
 ) -> Iterator["Training"]:
     """Start the servers and workers of a training in the Ray that ``ray_session`` joins or starts.
 
-    They are started at once; the methods of the result wait for those that they need. All of them
-    end with this block.
+    All of them end with this block.
 
     Args:
-        strategy: Which processes wait for others, and how often the servers' state is saved.
+        strategy: Which processes there are and wait for others.
         model: The model whose parameters and buffers the training starts from. It is not changed.
-            Its frozen parameters (``requires_grad=False``), which must also be frozen in the
-            replicas, are sent to them together with the buffers.
+            The same parameters must be frozen in the replicas.
         build: Function, picklable, that makes the replica of the worker with a given rank
             (``worker.Replica``).
         optimizer: Function, picklable, that makes the optimizer of a server (``Server.begin``).
         threads: The number of torch threads in each process.
         gpus: The number of GPUs of each worker, which are the only ones that it sees.
-        state: The state of an earlier training, which this one continues. It must have the same
-            number of servers.
-        stop: Function that is called repeatedly during a wait for Ray or for resources. If it
-            returns True, the wait ends, for Ray with RayLost.
+        state: The state of an earlier training (``Training.state``), which this one continues. It
+            must have the same number of servers.
+        stop: Function that is called repeatedly while Ray starts. If it returns True, the wait ends
+            with RayLost.
 
     Raises:
         InputError: The model does not fit, the state is of another layout, or there are too few
@@ -57,22 +55,19 @@ def parameter_servers(
     if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
         # Ray reads this when it is imported. Else one for this machine listens on all interfaces.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    from fineprune.distributed.parameter_servers.placement import Placement, bundles_for
+    from fineprune.distributed.parameter_servers.placement import bundles_for
     from fineprune.distributed.parameter_servers.ray_session import ray_session
     from fineprune.distributed.parameter_servers.training import Training
 
     layout = flat_layout(model, strategy.servers)
-    if state is not None and state["layout"] != layout.contents:
+    if state is not None and state["layout"] != repr(layout):
         raise InputError(
             "expected a state of the same model and number of servers, got a different one: resume "
             "with the same settings"
         )
-    cpus = sum(bundle["CPU"] for bundle in bundles_for(strategy, threads, gpus))
-    with ray_session(int(cpus), stop):
-        placement = Placement(strategy, threads, gpus)
-        training = Training(
-            strategy, placement, model, layout, build, optimizer, state, threads, stop
-        )
+    groups, servers = bundles_for(strategy, threads, gpus)
+    with ray_session(int(sum(bundle["CPU"] for bundle in groups + servers)), stop):
+        training = Training(strategy, model, layout, build, optimizer, state, threads, gpus)
         try:
             yield training
         finally:

@@ -4,9 +4,8 @@ Ray starts, watches and feeds the actors, and each of them executes its calls in
 submitted to all servers when its gradients exist, so each server applies it, or has died, and then
 all of them return to the last snapshot. A gradient therefore counts once, and never in part.
 
-An epoch ends when each of its batches is applied, and only then does the next one begin. So an
-epoch has the same meaning under every strategy, and what is decided between two epochs, such as
-which samples the next one skips, is based on all losses of the previous one.
+An epoch ends when each of its batches is applied, under every strategy, so that the plan of the
+next one is based on all losses.
 """
 
 import contextlib
@@ -22,8 +21,10 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from torch import Tensor, nn
 
 from fineprune.distributed.parameter_servers.epoch import (
+    Array,
     BatchKey,
     Epoch,
+    Lease,
     Stepped,
     add_seconds,
     divided,
@@ -32,22 +33,15 @@ from fineprune.distributed.parameter_servers.failures import RAISED, Behind, cau
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout, not_served
 from fineprune.distributed.parameter_servers.placement import Placement
 from fineprune.distributed.parameter_servers.processes import (
-    Event,
     EventKind,
-    Group,
     Process,
     ProcessKind,
     report,
 )
 from fineprune.distributed.parameter_servers.ray_session import RayHealth
-from fineprune.distributed.parameter_servers.server import (
-    MakeOptimizer,
-    Server,
-    loaded,
-    state_of,
-)
-from fineprune.distributed.parameter_servers.update_rule import Gradient, UpdateRule
-from fineprune.distributed.parameter_servers.worker import Array, Arrays, Build, Worker
+from fineprune.distributed.parameter_servers.server import MakeOptimizer, Server, loaded, state_of
+from fineprune.distributed.parameter_servers.update_rule import UpdateRule
+from fineprune.distributed.parameter_servers.worker import Arrays, Build, Samples, Worker
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import RayLost, RunError
 
@@ -63,24 +57,23 @@ Then = Callable[[Any], None]
 
 
 class Training:
-    """A training on servers and workers, epoch by epoch; see ``start.parameter_servers``."""
+    """A training on servers and workers; ``start.parameter_servers`` describes the arguments."""
 
     def __init__(
         self,
         strategy: Strategy,
-        placement: Placement,
         model: nn.Module,
         layout: FlatLayout,
         build: Build,
         optimizer: MakeOptimizer,
         state: dict[str, Any] | None,
         threads: int,
-        stop: Callable[[], bool],
+        gpus: float,
     ) -> None:
-        self._strategy, self._placement, self._layout = strategy, placement, layout
-        self._threads, self._stop = threads, stop
+        self._strategy, self._layout, self._threads = strategy, layout, threads
         quorum = strategy.quorum if strategy.synchronous else None
         self._rule = UpdateRule(quorum, strategy.staleness_bound)
+        self._placement = Placement(strategy, threads, gpus)
         self._build, self._optimizer = ray.put(build), ray.put(optimizer)
         self._health = RayHealth()
         # The calls of actors that have not returned, the oldest one first, by Ray's references to
@@ -88,52 +81,43 @@ class Training:
         self._calls: dict[Any, tuple[Process, Then]] = {}
         self._oldest: Any = None
         self._looked = self._since = time.monotonic()  # since when it is the oldest
-        # The last state that all servers have saved, and its version.
+        # The last state that all servers have saved, and its version. Servers hold neither the
+        # buffers nor the frozen parameters.
         if state is None:
-            flat = layout.flat(model).cpu()
+            flat, held = layout.flat(model).cpu(), not_served(model)
             parts = [flat[layout.part(server)].clone() for server in range(layout.servers)]
             self._saved = [state_of(part, None, version=0) for part in parts]
         else:
-            self._saved = [content.numpy() for content in state["servers"]]
+            self._saved, held = [part.numpy() for part in state["servers"]], state["buffers"]
+        self._buffers = {name: tensor.cpu().numpy().copy() for name, tensor in held.items()}
         self._saved_version = self.version = loaded(self._saved[0])["version"]
         self._furthest_version = self._fruitless_rollbacks = 0
-        # The buffers and, because servers do not hold them either, the frozen parameters.
-        tensors = not_served(model) if state is None else state["buffers"]
-        self._buffers = {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
+        self._deaths = dict.fromkeys(ProcessKind, 0)
         self._epoch = Epoch(0, [], lambda applied: 0.0, strategy)
         # Ray's references to the parameters of each server.
         self._parameters: list[Any] = [None] * strategy.servers
-        self._servers = [
-            Process(ProcessKind.SERVER, index, self._make) for index in range(strategy.servers)
-        ]
-        workers = [
-            Process(ProcessKind.WORKER, rank, self._make) for rank in range(strategy.workers)
-        ]
+        self._servers = [Process(ProcessKind.SERVER, n) for n in range(strategy.servers)]
+        self._workers = [Process(ProcessKind.WORKER, n) for n in range(strategy.workers)]
         size = strategy.group
         self._groups = [
-            Group(index, workers[index * size : (index + 1) * size])
-            for index in range(strategy.groups)
+            self._workers[first : first + size] for first in range(0, strategy.workers, size)
         ]
-        self._group_of = {worker: group for group in self._groups for worker in group.workers}
-        self._processes = [*self._servers, *workers]
         for server in self._servers:
-            server.start()
+            self._start(server)
             self._begin_server(server)
-        for worker in workers:
-            self._start_worker(worker, None if state is None else state["random"][worker.index])
+        for worker in self._workers:
+            self._start_worker(worker, state and state["random"][worker.index])
 
-    # -- public methods ---------------------------------------------------------------------------
-
-    def wait_for_workers(self) -> None:
+    def wait_for_workers(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Wait until all actors have begun, so that no epoch's time includes their start.
 
-        If the training was asked to stop, this returns earlier.
+        ``stop`` is called repeatedly; if it returns True, the wait ends.
 
         Raises:
             InputError: There are too few resources.
             RunError: A worker or a server died repeatedly.
         """
-        while self._starting and not self._stop():
+        while self._starting and not stop():
             self._go_on()
 
     def run_epoch(
@@ -150,23 +134,19 @@ class Training:
 
         Args:
             epoch: The epoch, from 0. Each epoch can be trained once.
-            batches: The indices of each batch's samples, int64, on the CPU. A group divides its
-                batch among its members. The gradients of an update are averaged, weighted by the
-                numbers of samples in their batches.
+            batches: The indices of each batch's samples, at least one, int64, on the CPU. A group
+                divides its batch among its members. Each sample of an update has the same weight.
             rate: Function that returns the learning rate, given the number of the epoch's batches
                 applied so far.
-            weights: The weight of each sample's loss, float32, shape (N,), on the CPU, where N is
-                the number of samples in the data set; None for equal weights.
+            weights: The weights of all N samples' losses, float32, shape (N,), on the CPU; None for
+                equal ones.
             applied: The number of batches that were applied before the epoch was stopped
-                (``Epoch.applied``). The parameters must be those at that time. These batches
-                are not used, and may be empty.
-            stop: Function that is called repeatedly and returns whether to stop. After it has
-                returned True, leased batches are finished, with what completes their update. Then
-                exactly the first ``Epoch.applied`` batches are applied, and a later training
-                can continue from ``state()``.
+                (``Epoch.applied``), which may be empty here. The parameters must be those then.
+            stop: Function that is called repeatedly and returns whether to stop. Leased batches are
+                then finished, with what completes their update, so that exactly the first
+                ``Epoch.applied`` batches are applied.
 
         Raises:
-            InputError: A batch is empty.
             RunError: A worker or a server died repeatedly, without progress in between.
             RemoteError: A worker or a server raised an exception.
             RayLost: Ray itself has ended.
@@ -182,59 +162,54 @@ class Training:
             self._go_on()
             self._settle()
         made.snapshot_seconds = time.perf_counter() - began
-        made.count_samples()
         return made
 
     def load_into(self, model: nn.Module) -> None:
         """Copy the parameters and buffers into a model. No epoch may be running.
 
-        Each replica has its own normalisation statistics; those of the first group's leader are
-        used. If that process has died or hangs, they are those of the last successful call, or
-        those that the training started from.
+        The normalisation statistics are those of worker 0. If it has died or hangs, they are those
+        of the last successful call, or those that the training started from.
         """
         self._settle()
         self._layout.load(model, torch.cat([loaded(state)["parameters"] for state in self._saved]))
-        self._ask(self._groups[0].workers[:1])
+        self._ask(self._workers[:1])
         for name, tensor in not_served(model).items():
             tensor.copy_(torch.tensor(self._buffers[name]))
 
     def state(self) -> dict[str, Any]:
         """Return everything that a later training needs to continue. No epoch may be running.
 
-        It holds a string and tensors on the CPU: the servers' parts (uint8, in the format of
-        ``torch.save``), the buffers, and the random state of each worker (None if it is being
-        started).
+        It holds a string and tensors on the CPU: the servers' states (uint8), the buffers, and the
+        random state of each worker (None if it is being started).
         """
         self._settle()
-        workers = list(self._group_of)
-        found = self._ask(workers)
-        random = [found.get(worker.index) for worker in workers]
+        found = self._ask(self._workers)
         return {
-            "layout": self._layout.contents,
+            "layout": repr(self._layout),
             "servers": [torch.tensor(state) for state in self._saved],
             "buffers": _tensors(self._buffers),
-            "random": [states and _tensors(states) for states in random],
+            "random": [
+                _tensors(found[rank]) if rank in found else None
+                for rank in range(len(self._workers))
+            ],
         }
 
-    def take_deaths(self) -> dict[ProcessKind, int]:
-        """Return the number of workers and of servers that died since the last call.
+    def take_deaths(self) -> dict[str, int]:
+        """Return ``worker_deaths`` and ``server_deaths`` since the last call.
 
-        They include those whose deaths are noticed before the first epoch or between two epochs.
+        Deaths may also be noticed before the first epoch or between two epochs.
         """
-        deaths = dict.fromkeys(ProcessKind, 0)
-        for process in self._processes:
-            deaths[process.kind] += process.deaths
-            process.deaths = 0
-        return deaths
+        taken, self._deaths = self._deaths, dict.fromkeys(ProcessKind, 0)
+        return {f"{kind.value}_deaths": number for kind, number in taken.items()}
 
     def close(self) -> None:
         """End all actors, and give their resources back."""
         self._calls.clear()
         with contextlib.suppress(RayLost):
-            self._health.check(patience=0.0)
-            for process in self._processes:
-                process.kill()
-            self._placement.release()
+            if self._health.answers():
+                for process in (*self._servers, *self._workers):
+                    process.kill()
+                self._placement.release()
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -257,10 +232,18 @@ class Training:
         self._look()
         self._decide()
 
-    def _call(self, process: Process, answer: Any, then: Then) -> None:
-        """Wait for the answer to a call of an actor, which ``then`` is called with."""
+    def _call(
+        self, process: Process, method: str, then: Then, *arguments: Any, returns: int = 1
+    ) -> list[Any]:
+        """Call a method of an actor, which returns so many values.
+
+        ``then`` is called with the first one. Return Ray's references to the others.
+        """
+        called = getattr(process.actor, method).options(num_returns=returns).remote(*arguments)
+        first, *others = [called] if returns == 1 else called
         process.pending += 1
-        self._calls[answer] = process, then
+        self._calls[first] = process, then
+        return others
 
     def _forget(self, process: Process) -> None:
         """Wait no longer for the answers of an actor."""
@@ -270,7 +253,7 @@ class Training:
     @property
     def _starting(self) -> bool:
         """Whether an actor has not begun."""
-        return any(process.where is None for process in self._processes)
+        return any(process.where is None for process in (*self._servers, *self._workers))
 
     @property
     def _serving(self) -> bool:
@@ -284,7 +267,7 @@ class Training:
         if passed < _LOOK_SECONDS:
             return
         self._looked = now
-        answers = self._health.check()
+        answers = self._health.answers()
         waits = answers and self._starting and self._placement.waits(passed)
         # A call waits for older ones only. So nobody but its actor holds up the oldest one, unless
         # there are no CPUs for it, or this process and perhaps all others were suspended.
@@ -304,109 +287,86 @@ class Training:
         epoch.look_for_stop()
         while taken := self._next_update():
             self._update(taken)
-        idle = [group for group in self._groups if group.idle]
-        for group in idle:
-            if self._rule.may_start(len(epoch.leased)):
-                group.lease = epoch.lease(group.index)
-        # The groups without a lease get the lowest batches.
-        absent = max(0, self._strategy.quorum - len(epoch.leased))
-        for group in idle:
-            if group.lease is not None:
-                self._step(group, group.lease, epoch.announce(group.index, absent))
+        for index, group in enumerate(self._groups):
+            busy = any(worker.where is None or worker.pending for worker in group)
+            if busy or index in epoch.leased or not self._rule.may_start(len(epoch.leased)):
+                continue
+            lease = epoch.lease(index, self.version)
+            if lease is not None:
+                self._step(lease)
 
-    def _next_update(self) -> list[Group]:
-        """Return the groups whose gradients make the next update; none if it has to wait."""
-        leased = [self._groups[index] for index in self._epoch.leased.values()]
-        waiting = sorted((g for g in leased if g.arrived), key=lambda group: group.arrived)
-        taken = self._rule.next_update(
-            [Gradient(group.index, group.version) for group in waiting],
-            [Gradient(group.index, group.version) for group in leased if not group.arrived],
-            self.version,
-            self._epoch.remaining,
-        )
-        return [self._groups[gradient.worker] for gradient in taken]
+    def _next_update(self) -> list[Lease]:
+        """Return the leases whose gradients make the next update; none if it has to wait."""
+        leases = self._epoch.leased.values()
+        waiting = sorted((one for one in leases if one.arrived), key=lambda one: one.arrived)
+        computing = [one for one in leases if not one.arrived]
+        return self._rule.next_update(waiting, computing, self.version, self._epoch.remaining)
 
-    def _update(self, taken: Sequence[Group]) -> None:
-        """Let the servers apply the gradients of groups, and discard those that come too late."""
+    def _update(self, taken: Sequence[Lease]) -> None:
+        """Let the servers apply gradients, and discard those that come too late."""
         epoch, strategy = self._epoch, self._strategy
-        staleness = self.version - taken[0].version
+        taken = sorted(taken, key=lambda lease: lease.batch)
         rate = epoch.rate(epoch.applied)
         if strategy.rate_by_staleness:
-            rate /= max(1, staleness)
-        groups = {group.lease: group for group in taken if group.lease is not None}
-        computed = {
-            batch: [group.stepped[place] for place in group.shares]
-            for batch, group in groups.items()
-        }
+            rate /= max(1, self.version - taken[0].version)
         self.version += 1
-        shares = epoch.apply(self.version, staleness, computed)
-        for index, server in enumerate(self._servers):
-            gradients = [groups[batch].gradients[index] for batch in shares]
-            arguments = self.version, rate, list(shares.values()), *gradients
-            method = server.actor.update.options(num_returns=2)
-            done, self._parameters[index] = method.remote(*arguments)
-            self._call(server, done, partial(add_seconds, epoch.servers[index]))
-        line = f"updated to version {self.version}: batches {', '.join(map(str, shares))}"
-        report(Event(EventKind.UPDATED, line, version=self.version))
-        for group in taken:
-            group.release()
+        shares = epoch.apply(self.version, taken)
+        for server, phases in zip(self._servers, epoch.servers, strict=True):
+            gradients = [lease.gradients[server.index] for lease in taken]
+            arguments = self.version, rate, shares, *gradients
+            done = partial(add_seconds, phases)
+            (made,) = self._call(server, "update", done, *arguments, returns=2)
+            self._parameters[server.index] = made
+        batches = ", ".join(str(lease.batch) for lease in taken)
+        line = f"updated to version {self.version}: batches {batches}"
+        report(EventKind.UPDATED, line, version=self.version)
         if strategy.synchronous:
-            for batch, late in list(epoch.leased.items()):
-                self._groups[late].release()
-                epoch.give_back(batch)
+            for late in list(epoch.leased):
+                epoch.give_back(late, died=False)
                 epoch.dropped += 1
         if strategy.snapshot_every and len(epoch.by_version) % strategy.snapshot_every == 0:
             self._snapshot()
 
-    def _step(self, group: Group, batch: int, following: int | None) -> None:
+    def _step(self, lease: Lease) -> None:
         """Let a group compute the gradient of its batch, and load the one that may follow."""
-        epoch = self._epoch
+        epoch, group = self._epoch, self._groups[lease.group]
+        returns = 1 + len(self._servers)
 
-        def of(number: int, place: int) -> tuple[BatchKey, Array]:
-            part = divided(epoch.batches[number], len(group.workers))[place]
-            return BatchKey(epoch.number, number), part
+        def parts_of(batch: int | None) -> list[Samples]:
+            if batch is None:
+                return []
+            key = BatchKey(epoch.number, batch)
+            return [(key, part) for part in divided(epoch.batches[batch], len(group))]
 
-        group.version = self.version
-        key, size = BatchKey(epoch.number, batch), len(epoch.batches[batch])
-        told = f"batch {batch} of epoch {epoch.number}"
-        group.workers[0].report(EventKind.LEASED, told, key)
-        for place, worker in enumerate(group.workers):
-            samples = of(batch, place)
-            if not len(samples[1]):
-                continue  # The batch has fewer samples than the group has members.
-            group.shares[place] = len(samples[1]) / size
-            method = worker.actor.step.options(num_returns=1 + len(self._servers))
-            further = None if following is None else of(following, place)
-            arguments = samples, epoch.weights(samples[1]), further, *self._parameters
-            done, *group.parts[place] = method.remote(*arguments)
-            self._call(worker, done, partial(self._stepped, worker, place))
+        told = f"batch {lease.batch} of epoch {epoch.number}"
+        group[0].report(EventKind.LEASED, told, BatchKey(epoch.number, lease.batch))
+        parts, following = parts_of(lease.batch), parts_of(lease.following)
+        lease.missing = len(parts) + (len(group) > 1)
+        # The last members get no sample if the batch has fewer than the group has members.
+        for place, own in enumerate(parts):
+            further = following[place] if place < len(following) else None
+            weights = None if epoch.weights is None else epoch.weights[own[1]]
+            arguments = own, weights, further, *self._parameters
+            done: Then = partial(self._stepped, lease, group[place])
+            lease.gradients += self._call(group[place], "step", done, *arguments, returns=returns)
+        if len(group) > 1:
+            shares = [len(own) / len(epoch.batches[lease.batch]) for _, own in parts]
+            done = partial(self._answered, lease, group[0])
+            lease.gradients = self._call(
+                group[0], "average", done, shares, *lease.gradients, returns=returns
+            )
 
-    def _stepped(self, worker: Process, place: int, answer: Stepped) -> None:
-        """Note that a gradient exists; if it is the last of its group, they can be averaged."""
-        group = self._group_of[worker]
-        add_seconds(self._epoch.workers[worker.index].seconds, answer.seconds)
-        if len(group.workers) == 1:
-            worker.fruitless_deaths = 0
-        if group.lease is None:  # An update was made without this gradient.
-            return
-        group.stepped[place] = answer
-        if len(group.stepped) < len(group.shares):
-            return
-        if len(group.workers) == 1:
-            group.gradients, group.arrived = group.parts[0], time.monotonic()
-            return
-        leader = group.workers[0]
-        method = leader.actor.average.options(num_returns=1 + len(self._servers))
-        gradients = [part for one in group.shares for part in group.parts[one]]
-        done, *group.gradients = method.remote(list(group.shares.values()), *gradients)
-        self._call(leader, done, partial(self._averaged, group))
+    def _stepped(self, lease: Lease, worker: Process, answer: Stepped) -> None:
+        worker.fruitless_deaths = 0
+        lease.stepped[worker.index] = answer
+        self._answered(lease, worker, answer.seconds)
 
-    def _averaged(self, group: Group, seconds: dict[str, float]) -> None:
-        add_seconds(self._epoch.workers[group.workers[0].index].seconds, seconds)
-        for worker in group.workers:
-            worker.fruitless_deaths = 0
-        if group.lease is not None:
-            group.arrived = time.monotonic()
+    def _answered(self, lease: Lease, worker: Process, seconds: dict[str, float]) -> None:
+        """Note an answer of a group, whose gradient is complete when all have arrived."""
+        add_seconds(self._epoch.workers[worker.index], seconds)
+        lease.missing -= 1
+        if not lease.missing:
+            lease.arrived = time.monotonic()
 
     # -- the state of the servers and the workers -------------------------------------------------
 
@@ -421,8 +381,7 @@ class Training:
                 self._saved_version = version
 
         for server in self._servers:
-            saved = server.actor.snapshot.remote()
-            self._call(server, saved, partial(note, server.index))
+            self._call(server, "snapshot", partial(note, server.index))
 
     def _settle(self) -> None:
         """Run the loop until all servers have executed and saved all updates."""
@@ -432,18 +391,17 @@ class Training:
             self._go_on()
 
     def _ask(self, workers: Sequence[Process]) -> dict[int, Arrays]:
-        """Ask workers for their buffers and random states; take over the first one's buffers.
+        """Ask the workers that have begun for their buffers and random states.
 
-        Returns:
-            The states of the generators by rank, without those of workers that are being started.
+        Take over the buffers of worker 0, and return the states by rank.
         """
         found: dict[int, tuple[Arrays, Arrays]] = {}
-        asked = []
+        before = list(self._calls)
         for worker in workers:
             if worker.where is not None:
-                asked.append(worker.actor.save.remote())
-                self._call(worker, asked[-1], partial(found.__setitem__, worker.index))
-        while any(reference in self._calls for reference in asked):
+                self._call(worker, "save", partial(found.__setitem__, worker.index))
+        asked = self._calls.keys() - before
+        while asked & self._calls.keys():
             self._go_on()
         if 0 in found:
             self._buffers |= found[0][0]
@@ -451,74 +409,60 @@ class Training:
 
     # -- starts, deaths and rollbacks -------------------------------------------------------------
 
-    def _make(self, process: Process) -> Any:
-        """Make an actor."""
-        self._health.check(patience=0.0)  # Else Ray might hang.
+    def _start(self, process: Process) -> None:
+        """Start an actor."""
+        while not self._health.answers():  # Else Ray would hang.
+            time.sleep(_LOOK_SECONDS)
         actor: Any = ray.remote(Worker if process.kind is ProcessKind.WORKER else Server)
         options = self._placement.options(process.kind, process.index)
-        return actor.options(**options).remote(self._threads)
+        process.start(actor.options(**options).remote(self._threads))
 
     def _begin_server(self, server: Process) -> None:
         """Give a server the last saved state, also in place of the one that it has."""
         arguments = self._layout, server.index, self._optimizer, self._saved[server.index]
-        method = server.actor.begin.options(num_returns=2)
-        begun, self._parameters[server.index] = method.remote(*arguments)
-        self._call(server, begun, server.note_begun)
+        (made,) = self._call(server, "begin", server.note_begun, *arguments, returns=2)
+        self._parameters[server.index] = made
 
     def _start_worker(self, worker: Process, random: dict[str, Tensor] | None = None) -> None:
         """Start a worker; ``random`` holds the states of its generators, if they are known."""
-        worker.start()
-        states = {name: state.numpy() for name, state in (random or {}).items()} or None
+        self._start(worker)
+        states = {name: state.numpy() for name, state in random.items()} if random else None
         arguments = self._build, worker.index, self._strategy, self._buffers, states
-        self._call(worker, worker.actor.begin.remote(*arguments), worker.note_begun)
+        self._call(worker, "begin", worker.note_begun, *arguments)
 
     def _failed(self, process: Process, error: Exception) -> None:
-        """Find out whose failure ended a call, and recover from it if it is a death.
-
-        Args:
-            process: The actor that was called.
-            error: What ``root_of`` returned.
-        """
+        """Find out whose failure ended a call of an actor, and recover from it if it is a death."""
         if isinstance(error, RAISED) and not isinstance(error, Behind):
             raise error
-        dead, own = error.actor_id if isinstance(error, RayActorError) else None, process.where
-        if dead is not None and own is not None and dead != own.actor:
-            # It made an argument. If it was replaced since, there is nothing to do.
-            for other in self._processes:
-                if other.where is not None and other.where.actor == dead:
+        server = process.kind is ProcessKind.SERVER
+        if isinstance(error, RayActorError) and error.actor_id is not None:
+            # Perhaps another one died, which made an argument. If it was replaced since, there is
+            # nothing to do.
+            for other in (*self._servers, *self._workers):
+                if other.identity == error.actor_id:
                     self._died(other, cause_of(error))
-        elif dead is not None or isinstance(error, OutOfMemoryError):
+        elif isinstance(error, OutOfMemoryError) or (not server and process.where is None):
+            # A worker that could not begin has perhaps lost what it begins with.
             self._died(process, cause_of(error))
-        elif own is None and process in self._group_of:
-            # It could not begin, for example because what it begins with was lost.
-            self._died(process, cause_of(error))
-        elif process not in self._group_of or self._group_of[process].lease is not None:
+        elif server or process.index // self._strategy.group in self._epoch.leased:
             # A gradient or parameters were lost with their node.
             self._roll_back(cause_of(error))
 
     def _died(self, process: Process, reason: str) -> None:
         """Recover from the death of an actor."""
+        counts = process.end(reason)
+        self._deaths[process.kind] += counts
         if process.kind is ProcessKind.SERVER:
-            counts = process.end(reason)
             self._roll_back(f"server {process.index} died: {reason}", process, counts=counts)
             return
         self._forget(process)
-        self._end_lease(self._group_of[process])
-        process.end(reason)
+        self._epoch.give_back(process.index // self._strategy.group)
         self._start_worker(process)
 
-    def _end_lease(self, group: Group) -> None:
-        """Queue again what a group has."""
-        self._epoch.orphan(group.index)
-        group.release()
-
     def _roll_back(self, reason: str, dead: Process | None = None, *, counts: bool = True) -> None:
-        """Return all servers to the last saved state.
+        """Return all servers to the last saved state, and start the one that died, if one did.
 
-        Args:
-            reason: The reason.
-            dead: A server that has ended, and is started again.
-            counts: Whether this is a rollback that a further one like it makes fruitless.
+        It ``counts`` unless this server had never run.
         """
         if self.version > self._furthest_version:
             self._furthest_version, self._fruitless_rollbacks = self.version, 0
@@ -528,17 +472,17 @@ class Training:
                 f"the servers were rolled back {_FRUITLESS_ROLLBACKS} times without getting beyond "
                 f"version {self._furthest_version}; the last time: {reason}"
             )
-        for group in self._groups:
-            self._end_lease(group)
+        for group in range(len(self._groups)):
+            self._epoch.give_back(group)
         self.version = self._saved_version
         undone = self._epoch.undo(self.version)
         told = f"{undone} batches are queued again" if undone else "no update is undone"
         line = f"rolled back to version {self.version}: {told}"
-        report(Event(EventKind.ROLLED_BACK, line, version=self.version))
+        report(EventKind.ROLLED_BACK, line, version=self.version)
         for server in self._servers:
             self._forget(server)
             if server is dead:
-                server.start()
+                self._start(server)
             self._begin_server(server)
 
 

@@ -11,60 +11,47 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fineprune.distributed.parameter_servers.epoch import BatchKey, Stepped
+from fineprune.distributed.parameter_servers.epoch import Array, BatchKey, Stepped
 from fineprune.distributed.parameter_servers.failures import told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
-from fineprune.distributed.parameter_servers.processes import Started
 from fineprune.distributed.parameter_servers.server import Actor, weighted_sum
 from fineprune.distributed.strategy import Strategy
 
-Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
+Samples = tuple[BatchKey, Array]  # a batch, and the indices of its samples, int64, shape (B,)
 
 
 class Replica(Protocol):
     """What a worker trains. The function ``build(rank)``, given to the driver, makes it.
 
-    No method is called in the main thread of the process. ``load`` is called in another thread than
-    ``step``, while a step is computed. A replica whose ``load`` must not run at the same time, for
-    example because both draw from the same random generator, has an attribute ``overlaps`` that is
-    False.
+    ``load`` is called in another thread than ``step``, while a step is computed, unless an
+    attribute ``overlaps`` is False, for example because both draw from the same random generator.
 
     Attributes:
         model: The network. All parameters are on one device and have one type. Frozen ones
             (``requires_grad=False``) are received once, at the start. The values of the others are
-            moved into a flat tensor, so nothing that was made from the model before (such as a
-            compiled model) may depend on where they were stored.
+            moved into a flat tensor, so nothing may depend on where they were stored.
     """
 
     model: nn.Module
 
     def load(self, key: BatchKey, indices: Tensor) -> Any:
-        """Return a batch, on the device.
+        """Return the batch of these samples (int64, shape (B,)) on the device.
 
-        Args:
-            key: The epoch and the batch. Augmentation should depend on it only, so that a batch is
-                the same if it is leased again.
-            indices: The indices of its samples, int64, shape (B,), on the CPU.
+        What is drawn should depend on the key, so that a batch is the same if it is leased again.
         """
         ...
 
     def step(self, batch: Any, weights: Tensor | None) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Add the gradient of the batch's mean loss to the parameters' gradients, which are zero.
 
-        Args:
-            batch: What ``load`` returned.
-            weights: The number by which the loss of each sample is multiplied before the mean is
-                taken, float32, shape (B,), on the CPU; None for equal weights.
-
-        Returns:
-            The loss of each sample without its weight, shape (B,), detached. Losses are sent as
-            float32. Further tensors with one row per sample may follow in a dict; they are in
-            ``AppliedUpdate.watched``.
+        Before the mean is taken, the loss of each sample is multiplied by its weight (float32,
+        shape (B,), on the CPU; None for equal weights). Return the losses without weights, shape
+        (B,), detached, perhaps with further tensors of one row per sample, which get into
+        ``AppliedUpdate.watched``.
         """
         ...
 
@@ -78,8 +65,8 @@ class Worker(Actor):
     @told_as_text
     def begin(
         self, build: Build, rank: int, strategy: Strategy, held: Arrays, random: Arrays | None
-    ) -> Started:
-        """Build the replica.
+    ) -> tuple[int, str]:
+        """Build the replica of this rank, and return where this process runs.
 
         Args:
             build: Function that makes the replica.
@@ -95,10 +82,11 @@ class Worker(Actor):
         self._parts = [layout.part(server) for server in range(strategy.servers)]
         self._narrow, self._alone = strategy.gradients == "bfloat16", strategy.group == 1
         self._device = self._values.device
-        self._on_cpu = self._device.type == "cpu"
         # Ray carries arrays on the CPU. If the model is on the CPU, no copies are needed.
-        self._down = self._values if self._on_cpu else self._values.cpu().pin_memory()
-        self._up = self._gradients if self._on_cpu else self._gradients.cpu().pin_memory()
+        self._down, self._up = (
+            tensor if tensor.is_cpu else tensor.cpu().pin_memory()
+            for tensor in (self._values, self._gradients)
+        )
         overlaps = getattr(self._replica, "overlaps", True)
         self._loader = ThreadPoolExecutor(1, "load") if overlaps else None
         self._loading: dict[BatchKey, Future[Any]] = {}
@@ -109,27 +97,26 @@ class Worker(Actor):
             torch.set_rng_state(torch.tensor(random["cpu"]))
             if "cuda" in random:
                 torch.cuda.set_rng_state(torch.tensor(random["cuda"]), self._device)
-        return self.started()
+        return self.where()
 
     @told_as_text
     def step(
         self,
-        samples: tuple[BatchKey, Array],
+        samples: Samples,
         weights: Array | None,
-        following: tuple[BatchKey, Array] | None,
+        following: Samples | None,
         *parameters: Array,
     ) -> tuple[Any, ...]:
         """Compute the gradient of a batch, or of a part of it.
 
         Args:
-            samples: The batch, and the indices of the samples, int64, shape (B,), B > 0.
+            samples: The samples, at least one.
             weights: The weight of each sample's loss, float32, shape (B,); None for equal weights.
-            following: The same as ``samples`` of the batch that probably follows; None if none is.
+            following: The samples of the batch that probably follows; None if none is.
             parameters: The parameters that each server holds.
 
         Returns:
-            ``Stepped``, and the part of each server of the gradient. A worker without a group sends
-            int16 in place of bfloat16.
+            ``Stepped``, and each server's part of the gradient.
         """
         seconds: dict[str, float] = {}
         epoch, now = self._last
@@ -146,7 +133,7 @@ class Worker(Actor):
         down = self._down.numpy()
         for part, values in zip(self._parts, parameters, strict=True):
             np.copyto(down[part], values)
-        if not self._on_cpu:
+        if self._down is not self._values:
             self._values.copy_(self._down)
         self._gradients.zero_()
         lap("pull")
@@ -159,31 +146,25 @@ class Worker(Actor):
             {name: rows.cpu().numpy() for name, rows in watched.items()},
             seconds,
         )
-        if not self._on_cpu:
+        if self._up is not self._gradients:
             self._up.copy_(self._gradients)
         lap("compute")
         self._last = samples[0].epoch, now
-        up = _narrow(self._up) if self._narrow and self._alone else self._up
-        return stepped, *(up[part].numpy() for part in self._parts)
+        return stepped, *self._sent(self._up, self._narrow and self._alone)
 
     @told_as_text
     def average(self, shares: Sequence[float], *gradients: Array) -> tuple[Any, ...]:
-        """Average the gradients of a group, whose leader this is.
+        """Average the gradients of a group, whose leader this is, with the weights ``shares``.
 
-        Args:
-            shares: The weight of each member's gradient.
-            gradients: The parts of each member's gradient, one for each server.
-
-        Returns:
-            The seconds of each phase, and the part of each server of the mean.
+        Return the seconds of each phase, and each server's part of the mean. ``gradients`` are the
+        parts of the first member's gradient, then those of the second, and so on.
         """
         began = time.perf_counter()
-        means = []
+        mean = torch.empty_like(self._up)
         for server, part in enumerate(self._parts):
-            mean = torch.empty_like(self._up[part])
-            weighted_sum(shares, gradients[server :: len(self._parts)], out=mean)
-            means.append((_narrow(mean) if self._narrow else mean).numpy())
-        return {"group reduce": time.perf_counter() - began}, *means
+            weighted_sum(shares, gradients[server :: len(self._parts)], out=mean[part])
+        sent = self._sent(mean, self._narrow)
+        return {"group reduce": time.perf_counter() - began}, *sent
 
     @told_as_text
     def save(self) -> tuple[Arrays, Arrays]:
@@ -194,9 +175,12 @@ class Worker(Actor):
             random["cuda"] = torch.cuda.get_rng_state(self._device).numpy()
         return buffers, random
 
-    def _begin_to_load(
-        self, samples: tuple[BatchKey, Array], following: tuple[BatchKey, Array] | None
-    ) -> Callable[[], Any]:
+    def _sent(self, gradient: Tensor, narrow: bool) -> list[Array]:
+        """Return each server's part; a ``narrow`` one is int16 in place of bfloat16."""
+        sent = gradient.to(torch.bfloat16).view(torch.int16) if narrow else gradient
+        return [sent[part].numpy() for part in self._parts]
+
+    def _begin_to_load(self, samples: Samples, following: Samples | None) -> Callable[[], Any]:
         """Begin to load a batch and the one that follows; return a function that waits for it."""
         if self._loader is None:
             return lambda: self._replica.load(samples[0], torch.tensor(samples[1]))
@@ -208,8 +192,3 @@ class Worker(Actor):
                 load = self._loader.submit(self._replica.load, key, torch.tensor(indices))
                 self._loading[key] = load
         return self._loading.pop(samples[0]).result
-
-
-def _narrow(gradient: Tensor) -> Tensor:
-    """Return bfloat16 as int16, because NumPy has no bfloat16."""
-    return gradient.to(torch.bfloat16).view(torch.int16)

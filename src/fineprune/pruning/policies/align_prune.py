@@ -22,11 +22,10 @@ class AlignPrune(InfoBatch):
     """AlignPrune with InfoBatch (Qin et al., "Beyond Loss Values: Robust Dynamic Pruning via Loss
     Trajectory Alignment", CVPR 2026, arXiv 2604.07306).
 
-    Wrong labels have large losses, so InfoBatch keeps them. Here, the score of a sample is not its
-    loss, but the Dynamic Alignment Score: the Pearson correlation of its losses in the last
-    ``trajectory`` epochs with the mean losses of a small set of clean samples in the same epochs.
-    The losses of a hard sample fall with those of clean ones; the losses of a wrong label do not.
-    The rest is the form of ``InfoBatch`` with ``save``, with scores in place of losses.
+    It is InfoBatch with ``save``, whose score of a sample is not its last loss, but the Dynamic
+    Alignment Score: the Pearson correlation of its losses in the last ``trajectory`` epochs with
+    the mean losses of a small set of clean samples. The losses of a hard sample fall with those of
+    clean ones; the losses of a wrong label do not.
 
     Readings, where the sources that we know are silent:
 

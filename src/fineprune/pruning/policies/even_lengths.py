@@ -6,30 +6,33 @@ from fineprune.errors import InputError, check_share
 from fineprune.pruning.policies.policy import Training
 
 
-def num_annealed(anneal: float, epochs: int) -> int:
-    """Return how many last epochs train all samples."""
+def shortened_epochs(first: int, epochs: int, anneal: float) -> range:
+    """Return the epochs that may skip samples: all from the first on but the last, annealed ones.
+
+    Raises:
+        InputError: ``anneal``, the share of the annealed epochs, is not in [0, 1].
+    """
     # Rounded up, except for an error such as that of 0.07 * 100 = 7.000000000000001.
-    return math.ceil(anneal * epochs - 1e-9)
+    annealed = math.ceil(check_share("anneal", anneal) * epochs - 1e-9)
+    return range(first, epochs - annealed)
 
 
-def checked_save(save: float, shortened: int, epochs: int) -> float:
-    """Return the share of the sample-steps to save, as a float.
+def checked_save(save: float, shortened: range, epochs: int) -> float:
+    """Return ``save``, the share of the sample-steps of a whole training to save, as a float.
 
-    Args:
-        save: The share of the sample-steps of the whole training to save.
-        shortened: Number of epochs that may skip samples.
-        epochs: Number of training epochs.
+    Raises:
+        InputError: It is not in (0, 1), or the epochs that may skip samples cannot save that much.
     """
     share = check_share("save", save, "(0, 1)")
-    if shortened <= 0:
+    if not shortened:
         raise InputError(
             f"expected epochs that may skip samples, got none of {epochs}: train more epochs, or "
             f"let fewer of them train all samples"
         )
-    if save * epochs >= shortened:
+    if save * epochs >= len(shortened):
         raise InputError(
-            f"expected save below {shortened / epochs:.3g}, the share of the epochs that may skip "
-            f"samples, got {save}: save less, or let more epochs skip samples"
+            f"expected save below {len(shortened) / epochs:.3g}, the share of the epochs that may "
+            f"skip samples, got {save}: save less, or let more epochs skip samples"
         )
     return share
 
@@ -37,10 +40,7 @@ def checked_save(save: float, shortened: int, epochs: int) -> float:
 def even_lengths(save: float, shortened: range, epochs: int, training: Training) -> list[int]:
     """Distribute the samples to skip evenly over some epochs, to within half an optimizer step.
 
-    Args:
-        save, epochs: As for ``checked_save``.
-        shortened: The epochs that may skip samples.
-        training: The size of the training.
+    The arguments are those of ``checked_save``, and the size of the training.
 
     Raises:
         InputError: The steps are too large to save anything, or to save that much, since each epoch

@@ -17,7 +17,7 @@ from fineprune.pruning.dropping_count import (
     keep_least_counted,
 )
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.policies.policy import Losses, Marks, Means, Training, prune_count
+from fineprune.pruning.policies.policy import Losses, Marks, Means, Training
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.schedule import Schedule
 
@@ -31,10 +31,9 @@ class FinePruning(ScheduledPolicy):
 
     Args:
         schedule: The ``Schedule``, which says which epochs prune and when the counts are cleared.
-        prune: The number of samples that a pruning epoch skips: a share in [0, 1), or a whole
-            number below N.
-        tolerance: The tolerance of the marks: a sample is marked if its loss exceeds the mean loss
-            of its batch by more than ``tolerance * |mean|``.
+        prune: How many samples a pruning epoch skips: a share in [0, 1), or a number below N.
+        tolerance: A sample is marked if its loss exceeds the mean loss of its batch by more than
+            ``tolerance * |mean|``.
 
     Raises:
         InputError: ``prune`` or ``tolerance`` is out of range.
@@ -50,7 +49,6 @@ class FinePruning(ScheduledPolicy):
         if not math.isfinite(tolerance):
             raise InputError(f"expected tolerance to be a finite number, got {tolerance}")
         self.tolerance = float(tolerance)
-        self._counts: Counts = np.zeros(0, dtype=np.uint8)
 
     @classmethod
     def for_saving(
@@ -64,7 +62,7 @@ class FinePruning(ScheduledPolicy):
         """Find the schedule and ``prune`` with which fine-pruning saves a share of the training.
 
         There is one window per interval between milestones. In each, pruning starts as late as
-        possible, but early enough that no epoch has to skip more than half of the samples, unless
+        possible, but early enough that no epoch skips more than half of the samples, unless
         ``save`` is larger.
 
         Args:
@@ -83,9 +81,8 @@ class FinePruning(ScheduledPolicy):
     def begin(self, training: Training) -> None:
         """Begin with counts of 0: one byte per sample, if no window exceeds 255 epochs."""
         super().begin(training)
-        self._counts = np.zeros(
-            training.num_samples, dtype=counts_dtype(self.schedule.longest_window)
-        )
+        dtype = counts_dtype(self.schedule.longest_window)
+        self._counts: Counts = np.zeros(training.num_samples, dtype)
 
     def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
         """Keep the ``number`` samples with the smallest counts; ties are broken at random."""
@@ -111,23 +108,11 @@ class FinePruning(ScheduledPolicy):
         """DroppingCounts as of the last epoch that ended, shape (N,): uint8, int16 or int32."""
         return torch.from_numpy(self._counts.copy())
 
-    def suspicion(self) -> torch.Tensor:
-        """Return the DroppingCounts as of the last epoch that ended, float32, shape (N,)."""
-        return torch.from_numpy(self._counts.astype(np.float32))
-
-    def num_suspects(self) -> int | None:
-        """Return how many samples a pruning epoch skips; None if it skips none."""
-        return prune_count(self.prune, self._num_samples) or None
-
 
 def start_and_prune(
     epochs: int, save: float, milestones: Sequence[int] = ()
 ) -> tuple[float, float]:
-    """Find the settings of ``FinePruning.for_saving``, which has the same arguments.
-
-    Returns:
-        The start as a share of each window, for one window per interval, and ``prune``.
-    """
+    """Return the start, as a share of each window, and ``prune`` of ``FinePruning.for_saving``."""
     check_share("save", save, "(0, 1)")
     for twentieths in range(10, -1, -1):
         start = twentieths / 20

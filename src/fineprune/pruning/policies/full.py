@@ -4,7 +4,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.policies.policy import Policy
 
@@ -26,5 +25,5 @@ class FullData(Policy):
         return [self._num_samples] * self.epochs
 
     def select(self, epoch: int, number: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Raise an error, because an epoch that skips nothing needs no selection."""
-        raise InputError("expected no selection: the full policy skips nothing")
+        """Keep all samples. A ``Pruner`` does not ask, since nothing is skipped."""
+        return EpochPlan.full(epoch, self._num_samples)

@@ -9,7 +9,7 @@ import torch
 from fineprune.errors import InputError, check_flag, check_share
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.policies.even_lengths import checked_save, even_lengths, num_annealed
+from fineprune.pruning.policies.even_lengths import checked_save, even_lengths, shortened_epochs
 from fineprune.pruning.policies.policy import Losses, Marks, Policy, Training
 
 _PRUNE = 0.5
@@ -20,27 +20,26 @@ class InfoBatch(Policy):
     Pruning", ICLR 2024).
 
     The samples whose last loss is below the mean of all last losses form the group that may be
-    skipped. Samples without a finite loss belong to the other group. The published form skips each
+    skipped; samples without a finite loss belong to the other group. The published form skips each
     sample of the first group with probability ``prune``, and multiplies the losses of the kept ones
-    by ``1 / (1 - prune)``. The number of kept samples then depends on the losses.
+    by ``1 / (1 - prune)``. How much this saves depends on the losses.
 
     With ``save``, the whole training saves this share of the sample-steps, to within half an
     optimizer step. Each epoch that is not annealed skips random samples of the first group and, if
-    it is too small, of the other. The weight of a sample is the inverse of the probability with
-    which its group is kept.
+    it is too small, of the other, and weights the kept samples of a group by the inverse of the
+    share that is kept.
 
     Args:
         epochs: Number of training epochs.
         prune: The probability, in [0, 1), with which a sample of the first group is skipped.
             Without ``save``, the default is 0.5.
         save: The share of the sample-steps to save, in (0, 1), instead of ``prune``.
-        anneal: The share of the epochs, in [0, 1], that train all samples, at the end of the
-            training.
+        anneal: The share of the epochs, in [0, 1], at the end of the training, that train all
+            samples.
         rescale: Whether the losses are multiplied by the weights.
 
     Attributes:
-        losses: The last loss of each sample, NaN for a sample without a finite one; float32, shape
-            (N,).
+        losses: The last loss of each sample, NaN if it was not finite; float32, shape (N,).
 
     Raises:
         InputError: A value is out of range, both ``prune`` and ``save`` are given, or too many
@@ -64,24 +63,20 @@ class InfoBatch(Policy):
         super().__init__(epochs)
         if prune is not None and save is not None:
             raise InputError(f"expected either prune or save, got prune={prune} and save={save}")
-        if save is None and prune is None:
-            prune = _PRUNE
-        self.prune = None if prune is None else check_share("prune", prune, "[0, 1)")
-        self.anneal, self.rescale = check_share("anneal", anneal), check_flag("rescale", rescale)
-        # The epochs that may skip samples.
-        self._shortened = range(self.epochs - num_annealed(self.anneal, self.epochs))
-        self.save = None
-        if save is not None:
-            self.save = checked_save(save, len(self._shortened), self.epochs)
-        self._lengths: list[int] | None = None
-        self.losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+        if save is None:
+            prune = check_share("prune", _PRUNE if prune is None else prune, "[0, 1)")
+        self.prune = prune
+        self._shortened = shortened_epochs(0, self.epochs, anneal)
+        self.anneal, self.rescale = float(anneal), check_flag("rescale", rescale)
+        self.save = None if save is None else checked_save(save, self._shortened, self.epochs)
 
     def begin(self, training: Training) -> None:
         """Allocate the losses; raise InputError if the steps are too large to save that much."""
         super().begin(training)
+        self._lengths: list[int] | None = None
         if self.save is not None:
             self._lengths = even_lengths(self.save, self._shortened, self.epochs, training)
-        self.losses = np.full(training.num_samples, np.nan, dtype=np.float32)
+        self.losses: npt.NDArray[np.float32] = np.full(training.num_samples, np.nan, np.float32)
 
     def lengths(self) -> list[int] | None:
         """Return how many samples each epoch keeps; None without ``save``: it depends on data."""
@@ -123,20 +118,13 @@ class InfoBatch(Policy):
         self.losses[trained] = losses[trained]
         self.losses[np.isinf(self.losses)] = np.nan
 
-    def suspicion(self) -> torch.Tensor:
-        """Return the last loss of each sample, float32, shape (N,), a copy; NaN if unknown."""
-        return torch.from_numpy(self.losses.copy())
-
     def _scores(self, epoch: int, rng: np.random.Generator) -> npt.NDArray[np.floating[Any]]:
         """Return what is compared with its mean, shape (N,), NaN if unknown: the last losses."""
         return self.losses
 
 
 def below_mean(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
-    """Return which scores are below the mean of all that are known, bool, shape (N,).
-
-    A score that is NaN is unknown, and not below the mean.
-    """
+    """Return which scores are below the mean of all that are not NaN, bool, shape (N,)."""
     known = scores[~np.isnan(scores)]
     if not len(known):
         return np.zeros(len(scores), dtype=np.bool_)

@@ -17,15 +17,14 @@ class Matched(Policy):
     """Keep a given number of random samples per epoch, with a given weight.
 
     This control shows whether a method's choice of samples matters: it has the method's number of
-    samples and mean weight in every epoch, but ignores the losses. The numbers are not rounded to
-    whole batches, because those of a method that depends on data are not either.
+    samples and mean weight in every epoch, whatever the losses. The numbers are not rounded to
+    whole batches.
 
     Args:
         epochs: Number of training epochs.
-        numbers: The number of samples that each epoch keeps: ``epochs`` whole numbers of at least
-            1.
-        mean_weights: The weight of every kept sample in each epoch: ``epochs`` finite numbers. The
-            default is 1.
+        numbers: How many samples each epoch keeps: ``epochs`` whole numbers of at least 1.
+        mean_weights: The weight of every kept sample in each epoch: ``epochs`` finite numbers, by
+            default 1.
 
     Raises:
         InputError: A value is out of range.

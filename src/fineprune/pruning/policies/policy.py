@@ -1,13 +1,13 @@
 """Policy: how many samples each epoch trains, which ones, and what is learned from their losses.
 
-An own policy is a subclass that implements ``select``, and also ``learn`` if it learns from losses
+An own policy is a subclass with ``select``, and with ``learn`` if it learns from losses
 (``examples/own_policy.py``).
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,9 @@ from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import exceeds
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.rates import Rates
+
+if TYPE_CHECKING:  # It imports this module.
+    from fineprune.pruning.policies.step_budget import StepBudget
 
 # One value per loss or sample: a loss, the mean of its batch, and whether it exceeds this mean.
 Losses = npt.NDArray[np.float32]
@@ -30,11 +32,11 @@ class Training:
     """What a policy is told of the training before it begins.
 
     Attributes:
-        num_samples: The number of samples N.
-        samples_per_step: The number of samples per optimizer step of all ranks. If the batch size
-            is not known, it is the number of ranks.
-        steps_per_epoch: The number of steps of an epoch that trains all samples; 0 if each rank has
-            less than one batch and ``drop_last`` leaves it out.
+        num_samples: Number of samples N.
+        samples_per_step: Number of samples per optimizer step of all ranks; the number of ranks if
+            the batch size is not known.
+        steps_per_epoch: Number of steps of an epoch that trains all samples; 0 if ``drop_last``
+            drops the only batch of each rank.
         seed: The seed of the run, for random choices that span epochs.
     """
 
@@ -45,9 +47,7 @@ class Training:
 
 
 class Policy(ABC):
-    """A method of choosing the samples of each epoch.
-
-    All ranks learn the same, because a policy receives what all of them recorded.
+    """A method of choosing the samples of each epoch. All ranks learn the same.
 
     Args:
         epochs: Number of training epochs. A subclass may override the property ``epochs`` instead.
@@ -56,11 +56,11 @@ class Policy(ABC):
         name: The name of the policy in recipes and tables.
         needs_losses: Whether ``learn`` uses the losses.
         needs_marks: Whether ``learn`` uses which losses exceeded the mean of their batch.
-        needs_ranking: Whether ``learn`` uses the ranking of the labels, if the training loop
-            records logits.
+        needs_ranking: Whether ``learn`` uses the ranking of the labels, if logits are recorded.
+        budget: Steps that learning rates distribute over the epochs; None if there are none.
         setting_names: The attributes that a saved state must agree with.
-        array_names: The arrays of NumPy, one value per sample, that were learned and are saved. A
-            leading underscore is left out in the state.
+        array_names: The NumPy arrays of learned values that are saved, one value per sample. The
+            state leaves out leading underscores.
 
     Raises:
         InputError: A value is out of range.
@@ -72,6 +72,7 @@ class Policy(ABC):
     needs_losses: bool = False
     needs_marks: bool = False
     needs_ranking: bool = False
+    budget: "StepBudget | None" = None
     _num_samples = _seed = 0
 
     def __init__(self, epochs: float) -> None:
@@ -110,16 +111,16 @@ class Policy(ABC):
 
         Args:
             epoch: The epoch, counted from 0.
-            number: The number of samples to keep: that of ``lengths``, rounded up to whole steps;
-                None without ``lengths``.
-            rng: The random stream of this epoch, which is the same on every rank.
+            number: How many samples to keep: that of ``lengths``, rounded up to whole steps; None
+                without ``lengths``.
+            rng: The random stream of this epoch, the same on every rank.
         """
 
     def exceeds(self, losses: Losses, means: Means) -> Marks:
         """Return which losses count as above the mean of their batch, shape (n,) as both arguments.
 
-        NaN and infinite losses, and those of a batch whose mean is NaN, must not count. By default,
-        those count that are larger than the mean (Li et al., NPC 2018, Algorithm 1, line 5).
+        By default, those larger than the mean count (Li et al., NPC 2018, Algorithm 1, line 5). NaN
+        and infinite losses, and those of a batch whose mean is NaN, must not count.
         """
         return exceeds(losses, means, 0.0)
 
@@ -130,66 +131,33 @@ class Policy(ABC):
 
         Args:
             epoch: The epoch, counted from 0.
-            losses: The last loss of each sample; float32, shape (N,). NaN for a sample that was not
-                trained, infinity for one whose loss was not finite. None without ``needs_losses``.
-            above_mean: Whether a loss of each sample exceeded the mean of its batch (``exceeds``);
-                bool, shape (N,). None without ``needs_marks``.
-            ranking: The ranking of the labels by all logits so far; None without ``needs_ranking``,
-                or if none were recorded.
+            losses: The last loss of each sample, float32, shape (N,): NaN if it was not trained,
+                infinity if its loss was not finite. None without ``needs_losses``.
+            above_mean: Whether a loss of each sample exceeded the mean of its batch, bool, shape
+                (N,). None without ``needs_marks``.
+            ranking: The ranking of the labels by all logits so far; None without ``needs_ranking``
+                or without logits.
         """
-
-    def suspicion(self) -> torch.Tensor | None:
-        """Return how strongly the policy suspects each sample of a wrong label.
-
-        float32, shape (N,), a copy, larger for more suspicious samples; NaN if nothing is known of
-        one. None if the policy suspects no samples.
-        """
-        return None
-
-    def num_suspects(self) -> int | None:
-        """Return how many samples the policy would skip now as suspects; None if it names none."""
-        return None
 
     @property
     def counts(self) -> torch.Tensor | None:
         """DroppingCounts, integers, shape (N,); None if the policy does not count."""
         return None
 
-    # -- rates and a fixed number of steps, which only some policies have --------------------------
-
     @property
-    def without_rates(self) -> str | None:
-        """What the policy assumes without learning rates, for a warning; None if it needs none."""
-        return None
-
-    def set_rates(self, rates: Rates, by: str = "epochs") -> None:
-        """Receive the learning rates of the training; see ``Pruner.set_rates``.
-
-        Raises:
-            InputError: The policy takes no learning rates, or they do not fit.
-        """
-        raise InputError(
-            f"expected a policy that uses learning rates, got {self.name!r}, which uses none"
-        )
-
-    def steps_before(self, epoch: int) -> int | None:
-        """Return the number of optimizer steps of all epochs before ``epoch``, for 0 to ``epochs``.
-
-        None if it is not known, or follows from ``lengths``.
-        """
-        return None
-
-    # -- state -------------------------------------------------------------------------------------
+    def without_rates(self) -> bool:
+        """Whether the policy needs learning rates, and takes them to be constant without any."""
+        return self.budget is not None and not self.budget.has_rates
 
     def settings(self) -> dict[str, Any]:
-        """Return what a saved state must agree with: the name, and what ``setting_names`` lists.
+        """Return what a saved state must agree with: numbers, strings, and lists and dicts of them.
 
-        These are numbers, strings, and lists, tuples and dicts of them.
+        By default, these are the name and what ``setting_names`` lists.
         """
         return {"policy": self.name, **{name: getattr(self, name) for name in self.setting_names}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned: tensors, numbers, strings, and lists, tuples and dicts of them.
+        """Return what was learned: tensors, numbers, strings, and lists and dicts of them.
 
         By default, these are the arrays that ``array_names`` lists, those of bools as bits.
         """
@@ -219,29 +187,27 @@ def check_is_policy(policy: object) -> None:
         )
 
 
-def prune_count(prune: float, num_samples: int, name: str = "prune") -> int:
-    """Return the number of samples that a pruning epoch skips.
+def prune_count(prune: float, num_samples: int) -> int:
+    """Return how many of N samples are skipped, of which ``prune`` is the share or the number.
 
-    Args:
-        prune: The share of all samples to skip, in [0, 1), or their number as an int.
-        num_samples: Number of samples N in the data set.
-        name: The name of the argument, for errors.
+    Raises:
+        InputError: This leaves no sample.
     """
     # The small addend prevents 0.29 * 100 = 28.999999999999996 from losing a sample.
     number = prune if isinstance(prune, int) else int(prune * num_samples + 1e-9)
     if number >= num_samples:
         raise InputError(
-            f"expected {name} to leave at least one of {num_samples} samples, got {prune}"
+            f"expected prune to leave at least one of {num_samples} samples, got {prune}"
         )
     return number
 
 
-def checked_prune(prune: float, name: str = "prune") -> float:
-    """Return a share or a number of samples as a Python float or int."""
+def checked_prune(prune: float) -> float:
+    """Return a share of the samples as a float of Python, or a number of samples as an int."""
     if isinstance(prune, Integral) and not isinstance(prune, bool) and prune >= 0:
         return int(prune)
     if isinstance(prune, Real) and not isinstance(prune, Integral) and 0 <= prune < 1:
         return float(prune)
     raise InputError(
-        f"expected {name} as a share in [0, 1) or a whole number of samples, got {prune!r}"
+        f"expected prune as a share in [0, 1) or a whole number of samples, got {prune!r}"
     )

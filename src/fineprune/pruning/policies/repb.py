@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import check_flag, check_share
+from fineprune.errors import check_flag
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import Counts, add_marks, counts_dtype
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.policies.even_lengths import checked_save, even_lengths, num_annealed
+from fineprune.pruning.policies.even_lengths import checked_save, even_lengths, shortened_epochs
 from fineprune.pruning.policies.policy import Losses, Marks, Means, Policy, Training
 
 
@@ -18,16 +18,12 @@ class RePB(Policy):
     """RePB, "resolving pruning biases" (Zhou et al., "Inconsistency Biases in Dynamic Data
     Pruning", ICLR 2026).
 
-    The losses of different batches come from different networks, so they are not compared
-    (Local Window Pruning): only whether a loss is at least the mean of its own batch counts. The
-    samples of which this was so in the last epoch are kept. All others, those below the mean and
-    those that were not trained, are kept with the same probability, so that a skipped sample can
-    come back (Uniform Resampling). Each loss is multiplied by E / N, where E is the number of
-    epochs so far and N the number of those that trained the sample (Cumulative Temporal
-    Rescaling). The first epoch trains all samples.
-
-    The weights are at least one, and up to E for a sample that was hardly ever trained, which
-    raises the effective learning rate. ``rescale=False`` turns them off.
+    The losses of different batches come from different networks, so only whether a loss is at least
+    the mean of its own batch counts (Local Window Pruning). The samples of which this was so in the
+    last epoch are kept. All others, trained or not, are kept with the same probability (Uniform
+    Resampling). Each loss is multiplied by E / N, where E is the number of epochs so far and N the
+    number of those that trained the sample (Cumulative Temporal Rescaling), which raises the
+    effective learning rate. The first epoch trains all samples.
 
     Readings, where the sources that we know are silent or leave a choice:
 
@@ -35,17 +31,16 @@ class RePB(Policy):
       in the paper it is fixed, and the number of samples varies. If the kept samples alone are too
       many, random ones of them are trained, and none of the others.
     - Reading: a window is one batch of all ranks (W = 1 in the paper).
-    - Reading: a sample that several batches of an epoch contain, as padding does, is kept if its
-      loss reached the mean in any of them. A loss that is NaN or infinite did not reach it.
-    - Reading: no epochs are annealed, unless ``anneal`` is set. An epoch that trains all samples
-      has no weights.
+    - Reading: a sample that several batches of an epoch contain is kept if its loss reached the
+      mean in any of them. A loss that is NaN or infinite did not reach it.
+    - Reading: no epochs are annealed, unless ``anneal`` is set. A full epoch has no weights.
 
     Args:
         epochs: Number of training epochs.
         save: The share of the sample-steps of the whole training to save, in (0, 1), to within half
             an optimizer step. All epochs but the first and the annealed ones skip the same share.
-        anneal: The share of the epochs, in [0, 1], that train all samples, at the end of the
-            training.
+        anneal: The share of the epochs, in [0, 1], at the end of the training, that train all
+            samples.
         rescale: Whether the losses are multiplied by the weights.
 
     Raises:
@@ -62,10 +57,9 @@ class RePB(Policy):
         self, epochs: float, save: float = 0.35, *, anneal: float = 0.0, rescale: bool = True
     ) -> None:
         super().__init__(epochs)
-        self.anneal, self.rescale = check_share("anneal", anneal), check_flag("rescale", rescale)
-        self._shortened = range(1, self.epochs - num_annealed(self.anneal, self.epochs))
-        self.save = checked_save(save, len(self._shortened), self.epochs)
-        self._lengths: list[int] = []
+        self._shortened = shortened_epochs(1, self.epochs, anneal)
+        self.anneal, self.rescale = float(anneal), check_flag("rescale", rescale)
+        self.save = checked_save(save, self._shortened, self.epochs)
 
     def begin(self, training: Training) -> None:
         """Allocate two bytes per sample; raise InputError if the steps are too large."""

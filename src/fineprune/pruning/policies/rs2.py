@@ -19,13 +19,12 @@ class RS2(Policy):
 
     Without replacement, each epoch takes the next part of a random order of all samples, and a new
     order begins when it is used up, so all samples are chosen before any is chosen again. No epoch
-    has a sample twice, not even one that spans two orders. The orders are derived from the seed; if
-    a resumed training has epochs of another length, samples may be chosen again earlier.
+    has a sample twice, not even one that spans two orders.
 
     Args:
         epochs: Number of training epochs.
-        save: The share of all sample-steps to skip, in (0, 1). Every epoch skips this share of the
-            samples. The number of kept samples is rounded up to whole optimizer steps.
+        save: The share of the samples, in (0, 1), that every epoch skips. The number of kept ones
+            is rounded up to whole optimizer steps.
         replacement: Whether the subsets of different epochs are independent of each other.
 
     Raises:
@@ -37,16 +36,15 @@ class RS2(Policy):
 
     def __init__(self, epochs: float, save: float = 0.35, *, replacement: bool = False) -> None:
         super().__init__(epochs)
-        self.save = checked_save(save, self.epochs, self.epochs)
+        self.save = checked_save(save, range(self.epochs), self.epochs)
         self.replacement = check_flag("replacement", replacement)
-        # The current round and its order. It is made again if it is missing.
-        self._round = -1
-        self._order: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def begin(self, training: Training) -> None:
         """Receive the number of samples, and the seed from which the orders are derived."""
         super().begin(training)
+        # The current round and its order. It is made again if it is missing.
         self._round = -1
+        self._order: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def lengths(self) -> list[int]:
         """Return the number of samples of a subset, for each epoch."""
@@ -88,12 +86,6 @@ class RS2(Policy):
 def without_repeats(
     order: npt.NDArray[np.int64], taken: npt.NDArray[np.int64], number: int
 ) -> npt.NDArray[np.int64]:
-    """Move samples that were taken behind the first ``number`` samples that were not.
-
-    Args:
-        order: A permutation of all samples, shape (N,).
-        taken: The samples that the current epoch has already, without repetitions.
-        number: The number of further samples of the epoch, at most N minus those taken.
-    """
+    """Move samples of an order that were taken behind the first ``number`` that were not."""
     free = np.flatnonzero(~np.isin(order, taken, assume_unique=True))[:number]
     return np.concatenate([order[free], np.delete(order, free)])

@@ -29,15 +29,12 @@ class ScheduledPolicy(Policy):
     def begin(self, training: Training) -> None:
         """Receive the size of the training; raise InputError if ``prune`` leaves no sample."""
         super().begin(training)
-        prune_count(self.prune, training.num_samples)
+        self._kept = training.num_samples - prune_count(self.prune, training.num_samples)
 
     def lengths(self) -> list[int]:
         """Return N for each epoch, minus ``prune`` if it prunes."""
-        kept = self._num_samples - prune_count(self.prune, self._num_samples)
-        return [
-            kept if self.schedule.prunes(epoch) else self._num_samples
-            for epoch in range(self.epochs)
-        ]
+        prunes = map(self.schedule.prunes, range(self.epochs))
+        return [self._kept if pruned else self._num_samples for pruned in prunes]
 
     def settings(self) -> dict[str, Any]:
         """Return the schedule and ``prune``, with which a state must agree."""
@@ -47,13 +44,12 @@ class ScheduledPolicy(Policy):
 class RandomPruning(ScheduledPolicy):
     """Skip a new random set of samples in each epoch that the schedule prunes.
 
-    This is the control for fine-pruning: it skips equally many samples in the same epochs, but
-    ignores the losses.
+    It is the control for fine-pruning: it skips equally many samples in the same epochs, whatever
+    their losses.
 
     Args:
         schedule: The ``Schedule``, which says which epochs prune.
-        prune: The number of samples that a pruning epoch skips: a share in [0, 1), or a whole
-            number below N.
+        prune: How many samples a pruning epoch skips: a share in [0, 1), or a number below N.
 
     Raises:
         InputError: ``prune`` is out of range.

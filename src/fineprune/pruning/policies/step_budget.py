@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_one_of
 from fineprune.pruning.policies.policy import Training
 from fineprune.pruning.rates import Rates, are_steps, rates_of, relative_rates
 
@@ -35,7 +35,7 @@ class StepBudget:
 
     Attributes:
         total: Number of optimizer steps of the whole training, once it has begun.
-        has_rates: Whether the learning rates are known. Otherwise, they are taken to be constant.
+        has_rates: Whether the learning rates need not be taken to be constant.
         rates: The learning rate of each epoch, relative to the largest one.
         lengths: How long each epoch was, as a share of a full one (the size of a step may change);
             None for one that was not trained.
@@ -43,12 +43,10 @@ class StepBudget:
 
     def __init__(self, epochs: int, save: float) -> None:
         self.total = 0
-        self.has_rates = False
-        self.lengths: list[float | None] = [None] * epochs
-        self._epochs = epochs
-        self._save = save
-        self._step_size = self._full = self._num_samples = 0
+        self.has_rates = not save  # Without shortened epochs, they make no difference.
         self._by_steps = False
+        self._epochs, self._save = epochs, save
+        self.lengths: list[float | None] = [None] * epochs
         self.rates = self._weights = (1.0,) * epochs
 
     def begin(self, training: Training) -> None:
@@ -66,14 +64,13 @@ class StepBudget:
                 f"batch_size"
             )
 
-    def set_rates(self, rates: Rates, by: str) -> None:
+    def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates, as ``Pruner.set_rates`` does."""
+        check_one_of("by", by, ("epochs", "steps"))
         self._by_steps = by == "steps"
+        each = rates_of(rates, self.total if self._by_steps else self._epochs, by)
         if self._by_steps:
-            each = rates_of(rates, self.total, by)
             each = rates_along_steps(each, self._epochs, self._full)
-        else:
-            each = rates_of(rates, self._epochs)
         self.rates = relative_rates(each)
         given = self._by_steps or are_steps(self.rates)
         self._weights = self.rates if given else smooth_weights(self.rates)
@@ -110,7 +107,8 @@ class StepBudget:
 
     def samples(self, steps: int) -> int:
         """Return the number of samples in so many steps; all of them in a full epoch."""
-        return self._num_samples if steps >= self._full else steps * self._step_size
+        most = self._num_samples
+        return most if steps >= self._full else min(steps * self._step_size, most)
 
     def _given(self, epoch: int, used: int, available: int) -> int:
         most = min(-(-available // self._step_size), self._full)
@@ -122,10 +120,8 @@ def smooth_weights(rates: Sequence[float]) -> tuple[float, ...]:
     """Return relative numbers of steps of the epochs with which the rate falls as 1 - u^2.
 
     At the rate r, u is sqrt(1 - r). The means of neighbouring rates divide the steps among them,
-    and the epochs of a rate share its steps evenly. A larger rate has no smaller number.
-
-    Args:
-        rates: The learning rate of each epoch, relative to the largest one.
+    and the epochs of a rate share its steps evenly. A larger rate has no smaller number. ``rates``
+    are the rates of the epochs, relative to the largest one.
     """
     ordered = np.sort(rates)
     distinct = ordered[np.diff(ordered, prepend=-1.0) > _SAME]
@@ -137,17 +133,11 @@ def smooth_weights(rates: Sequence[float]) -> tuple[float, ...]:
 
 
 def steps_of_epoch(weights: Sequence[float], budget: int, *, most: int, full: int) -> int:
-    """Return how many steps the first of the remaining epochs is given.
+    """Return how many steps of a budget the first of the remaining epochs is given.
 
-    It is in proportion to the weights, but at most ``most``. If this leaves steps over, they are
-    distributed evenly. If all remaining epochs follow this function, they use the budget exactly.
-
-    Args:
-        weights: The weight of each remaining epoch.
-        budget: The number of steps left for these epochs, at least one per epoch and at most
-            ``full`` per epoch.
-        most: The number of steps for which there are samples that should be trained.
-        full: The number of steps of an epoch that trains all samples.
+    It is in proportion to the weights of these epochs, but at most ``most``, for which there are
+    samples. Steps that this leaves over are distributed evenly. If all remaining epochs follow this
+    function, they use the budget exactly. ``full`` is the number of steps of a full epoch.
     """
     left = len(weights)
     if most * left < budget:
@@ -159,12 +149,9 @@ def steps_of_epoch(weights: Sequence[float], budget: int, *, most: int, full: in
 
 
 def rates_along_steps(rates: Sequence[float], epochs: int, full: int) -> list[float]:
-    """Return the rate of each epoch if the rate is given for each step of a shortened training.
+    """Return the rate of each epoch if ``rates`` are those of the steps of a shortened training.
 
-    Args:
-        rates: The rate of each optimizer step that the training takes.
-        epochs: Number of epochs, which share these steps in proportion to their rates.
-        full: The number of steps of an epoch that trains all samples.
+    The epochs share these steps in proportion to their rates, at most ``full`` steps each.
     """
     budget = len(rates)
     lengths = np.full(epochs, budget / epochs)

@@ -33,7 +33,6 @@ _ARMS: dict[str, tuple[str, Any]] = {
     "fine-pruning": ("#d55e00", "-"),
     "random": ("#0072b2", (0, (4, 1.5))),
     "shorter": ("#009e73", (0, (3, 1, 1, 1))),
-    "fewer-epochs": ("#009e73", (0, (6, 1.5, 1.5, 1.5))),
     "adaptive": ("#cc79a7", "-"),
     "infobatch": ("#56b4e9", "-"),
     "rs2": ("#8c5a2b", (0, (8, 1.5))),

@@ -1,4 +1,4 @@
-"""The tables of a scaling experiment, with the results of [D] Tables 1 to 3 for comparison.
+"""The tables of a scaling experiment or a plan, with the results of [D] Tables 1 to 3 beside.
 
 The paper (Campos et al., ICCS 2017) trains ResNet-50 with 1,200 classes and the mixed strategy:
 synchronously inside each node of four K80 GPUs, and asynchronously between the nodes.
@@ -6,6 +6,7 @@ synchronously inside each node of four K80 GPUs, and asynchronously between the 
 
 from collections.abc import Sequence
 
+from fineprune.experiments.planner import Plan
 from fineprune.experiments.scale_table import SERVER_PHASES, WORKER_PHASES, ScaleRow
 from fineprune.report.table import NOTHING, Table, decimal, number, percent, table_of
 
@@ -65,9 +66,8 @@ def _throughput(rows: Sequence[ScaleRow], paper: bool) -> Table:
             ("efficiency", lambda row: _ratio(row.efficiency)),
         ),
         "Median over all epochs but the first, with quartiles. A node is a worker with its group, "
-        "or a dedicated server. Speedup is relative to the baseline (by default, a single "
-        "process), and efficiency is speedup divided by the accelerators of the nodes, relative to "
-        "the baseline's.",
+        "or a dedicated server. Speedup is relative to the first configuration, and efficiency is "
+        "speedup divided by the accelerators of the nodes, relative to the first's.",
         [
             (f"paper: {text}", str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e))
             for text, nodes, images, s, e in PAPER_THROUGHPUT
@@ -92,8 +92,8 @@ def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
             ("speedup", lambda row: _ratio(row.speedup_to_target)),
         ),
         "The loss is the mean cross-entropy over as many batches as an epoch has; where it falls "
-        "to the target is interpolated. Speedup is relative to the baseline. With several "
-        "seeds: means, and the standard deviation of the accuracy.",
+        "to the target is interpolated. Speedup is relative to the first configuration. With "
+        "several seeds: means, and the standard deviation of the accuracy.",
         [
             (f"paper: {text}", percent(accuracy, 1), f"{hours:g} h", *[NOTHING] * 3, _ratio(s))
             for text, accuracy, hours, s in PAPER_LEARNING
@@ -166,3 +166,38 @@ def _accuracy(row: ScaleRow) -> str:
 
 def _ratio(value: float | None) -> str:
     return decimal(value, 2)
+
+
+def planned_table(plan: Plan) -> Table:
+    """Return where scaling stops paying or, if only some configurations were asked for, these."""
+    title, note = "Predicted configurations", ""
+    if plan.stops:
+        title = "Where scaling stops paying"
+        note = (
+            "For each strategy, the configuration with the most workers whose last doubling "
+            "shortened the training by a third. "
+        )
+    return table_of(
+        title,
+        plan.stops or plan.rows,
+        (
+            ("configuration", lambda row: row.configuration),
+            ("nodes", lambda row: f"{row.nodes:,}"),
+            ("samples/s", lambda row: number(row.throughput, _digits(row.throughput))),
+            ("speedup", lambda row: f"{row.speedup:,.2f}"),
+            ("efficiency", lambda row: f"{row.efficiency:.2f}"),
+            ("staleness", lambda row: f"{row.staleness:,.3g}"),
+            ("limit", lambda row: row.limit),
+            ("hours", lambda row: f"{row.hours:,.3g}"),
+            ("pruned", lambda row: number(row.hours_pruned, ",.3g")),
+        ),
+        f"{note}Speedup is relative to one node, and efficiency is speedup divided by nodes. "
+        f"Limit: what limits the throughput. Hours: of the recipe's epochs, on all data and with "
+        f"the pruning of the recipe. A formula predicts this from steps that were measured on one "
+        f"machine or given. Every configuration is taken to need the same number of samples; large "
+        f"updates and stale gradients need more.",
+    )
+
+
+def _digits(value: float) -> str:
+    return ",.0f" if value >= 100 else ".3g"
