@@ -321,7 +321,7 @@ COMMANDS = [
     ("report file", "expected a finished run"),
     ("report runs/stopped", "expected a finished run"),
     ("report runs/recipe-text", "runs/recipe-text"),
-    ("report runs/summary-text", "runs/summary-text"),
+    ("report runs/summary-text", ": remove the file and continue the run, which writes it again"),
     ("report runs/summary-empty", "expected arm in runs/summary-empty/summary.json, got none"),
     ("report runs/metrics-text", "runs/metrics-text"),
     ("report runs/comparison-text", "expected JSON in"),

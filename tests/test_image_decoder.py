@@ -12,7 +12,13 @@ from made_images import encoded
 from PIL import Image
 
 from fineprune.datasets import image_decoder
-from fineprune.datasets.image_crops import Crop, centre_crop, random_crop, random_resized_crop
+from fineprune.datasets.image_crops import (
+    Crop,
+    View,
+    centre_crop,
+    random_crop,
+    random_resized_crop,
+)
 from fineprune.datasets.image_decoder import BrokenImage, decode
 
 
@@ -212,11 +218,10 @@ def test_an_image_into_which_no_part_fits_is_cropped_in_its_centre():
 
 
 def test_crops_depend_on_the_seed_the_epoch_and_the_index():
-    found = {
-        random_resized_crop(500, 400, key=key, flip=True)
-        for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))
-    }
-    assert len(found) == 4
+    keys = (0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)
+    for crop in ("random-resized", "crop"):
+        found = {View(90, 120, crop, seed=key[0]).choose(500, 400, *key[1:]) for key in keys}
+        assert len(found) == 4
     one, other = (random_resized_crop(500, 400, key=(5, 6, 7), flip=f) for f in (True, False))
     assert one._replace(flip=False) == other
 

@@ -51,6 +51,19 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch):
         pass
 
 
+@pytest.mark.parametrize("name", ["t\xfc", "t" * 40])
+def test_a_temporary_folder_that_ray_cannot_use_is_not_used(name, monkeypatch):
+    def start(**options):
+        assert options["_temp_dir"].startswith("/tmp/ray-")
+        raise Exception("It was asked.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", start)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: f"/tmp/{name}")
+    with pytest.raises(RunError, match="It was asked"), ray_session(1):
+        pass
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", ":6379", "a:b", "ray://127.0.0.1:10001"])
 def test_an_address_that_is_none_is_one_line(address, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -456,6 +457,15 @@ def test_a_folder_that_is_renamed_and_replaced_is_not_written_to(tmp_path):
     assert [line["epoch"] for line in read_metrics(tmp_path / "moved/metrics.jsonl")] == [0]
     assert not (folder / "metrics.jsonl").exists()
     append_metrics(folder / "metrics.jsonl", {"epoch": 0})  # Who holds no lock is not checked.
+
+
+def test_a_current_folder_that_is_removed_is_told_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "current").mkdir()
+    monkeypatch.chdir(tmp_path / "current")
+    with only_writer(Path("run")):
+        shutil.rmtree(tmp_path / "current")
+        with pytest.raises(RunError, match="run was renamed, removed or replaced while this"):
+            append_metrics(Path("run/metrics.jsonl"), {"epoch": 0})
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])

@@ -17,6 +17,7 @@ from fineprune.cli.main import app
 from fineprune.runs.run import read_run
 from fineprune.training.recipe import read_recipe
 from fineprune.training.trainer import train
+from fineprune.writing import write_atomically
 
 RECIPE = """\
 # Written by hand.
@@ -324,3 +325,12 @@ def test_json_of_a_refused_command_is_empty(folder):
     assert (result.exit_code, result.stdout) == (2, "")
     assert json.loads(run("plan q.toml --json").stdout)["num_samples"] == 128
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    """Who has the old file open, or another name for it, keeps all of it."""
+    file, other = tmp_path / "f", tmp_path / "other"
+    file.write_text("old")
+    os.link(file, other)
+    write_atomically(file, "new")
+    assert (file.read_text(), other.read_text()) == ("new", "old")

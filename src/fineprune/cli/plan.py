@@ -26,7 +26,7 @@ def plan(
         typer.Argument(
             metavar="[RECIPE or RUN] [SECTION.KEY=VALUE]...",
             help="A recipe and changes of its settings; or the settings alone; or the folder of a "
-            "finished run or of a comparison, and nothing else.",
+            "finished run, a comparison or a scaling experiment, and nothing else.",
             show_default=False,
         ),
     ] = None,

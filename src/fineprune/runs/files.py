@@ -58,9 +58,9 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, msgspec.json.format(json_text(content)) + "\n")
 
 
-def read_json(path: Path, kind: type[_Record]) -> _Record:
-    """Read JSON as a dataclass or another type, strictly."""
-    with explaining(f"expected JSON in {path}, cannot read it"):
+def read_json(path: Path, kind: type[_Record], advice: str = "") -> _Record:
+    """Read JSON as a dataclass or another type, strictly; ``advice`` is that of ``explaining``."""
+    with explaining(f"expected JSON in {path}, cannot read it", advice=advice):
         content = path.read_text(encoding="utf-8")
         try:
             return msgspec.json.decode(content, type=kind)
@@ -68,9 +68,9 @@ def read_json(path: Path, kind: type[_Record]) -> _Record:
             raise _damaged(str(path), error) from None
 
 
-def read_version(path: Path, kind: type[_Record], version: int) -> _Record:
+def read_version(path: Path, kind: type[_Record], version: int, advice: str = "") -> _Record:
     """Read JSON as a dataclass whose ``version`` must be this one."""
-    content = read_json(path, dict[str, Any])
+    content = read_json(path, dict[str, Any], advice)
     found = content.get("version", version)
     if found != version:
         raise InputError(
@@ -96,8 +96,12 @@ def _damaged(place: str, error: msgspec.ValidationError) -> InputError:
 
 def read_array(path: Path, what: str) -> npt.NDArray[Any]:
     """Read an array that NumPy saved, without pickles."""
-    with explaining(f"expected {what} in {path}, cannot read it", (OSError, ValueError, EOFError)):
-        array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+    expected = f"expected {what} in {path}, cannot read it"
+    with explaining(expected, OSError):
+        try:
+            array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError):  # NumPy would advise to allow pickles, which run code.
+            raise InputError(f"{expected}: no whole array of numbers in NumPy's format") from None
         return array
 
 

@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS = 1.0
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 # The folders that this process has locked, and which file it has locked there.
-_held: dict[str, tuple[int, int]] = {}
+_held: dict[Path, tuple[int, int]] = {}
 
 
 @contextlib.contextmanager
@@ -41,16 +41,15 @@ def only_writer(folder: Path) -> Iterator[None]:
             f"folder, or remove the file"
         )
     lock = _acquired(file)
-    place = os.path.abspath(folder)
     try:
         # If the file is the lock, it says whose it is already.
         if not isinstance(lock, filelock.SoftFileLock):
             with contextlib.suppress(OSError):  # On Windows, a locked file cannot be written.
                 file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
-        _held[place] = _identity(file)
+        _held[folder] = _identity(file)
         yield
     finally:
-        own = _held.pop(place, None)
+        own = _held.pop(folder, None)
         with contextlib.suppress(OSError):  # It may have been moved or written to.
             if created and own == _identity(file) and list(folder.iterdir()) == [file]:
                 file.unlink()
@@ -61,7 +60,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 def check_locked(folder: Path) -> None:
     """Raise RunError if a folder that this process has locked was renamed or replaced since."""
-    held = _held.get(os.path.abspath(folder))
+    held = _held.get(folder)
     with contextlib.suppress(OSError):
         if held is None or _identity(folder / LOCK) == held:
             return

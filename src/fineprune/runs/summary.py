@@ -129,4 +129,5 @@ def shortened(digest: str | None) -> str | None:
 
 def read_summary(path: Path) -> Summary:
     """Read and check the summary of a run."""
-    return read_version(path, Summary, _VERSION)
+    advice = ": remove the file and continue the run, which writes it again"
+    return read_version(path, Summary, _VERSION, advice)

@@ -71,7 +71,8 @@ def ray_session(cpus: int, stop: Callable[[], bool] = lambda: False) -> Iterator
     with contextlib.ExitStack() as stack:
         if address == _LOCAL:
             parent = tempfile.gettempdir()
-            parent = "/tmp" if len(parent.encode()) > _LONGEST_PARENT else parent
+            usable = parent.isascii() and len(parent) <= _LONGEST_PARENT  # For Ray.
+            parent = parent if usable else "/tmp"
             folder = tempfile.TemporaryDirectory("", "ray-", parent, ignore_cleanup_errors=True)
             options |= {
                 "num_cpus": max(cpus, os.cpu_count() or 1),
