@@ -53,8 +53,11 @@ def cost_table(rows: Sequence[Row]) -> Table:
         ("skipped, %", lambda row: percent(row.skipped)),
         ("steps", lambda row: whole(row.steps)),
         ("training, s", lambda row: _seconds(row.seconds_train)),
-        ("predicted to save, %", lambda row: percent(row.predicted_saving)),
-        ("saved, %", lambda row: points(row.time_saved)),
+        (
+            "predicted to save, %",
+            lambda row: percent(row.predicted_saving if row.skipped else None),
+        ),
+        ("saved, %", lambda row: points(row.time_saved if row.skipped else None)),
         ("overhead, s", lambda row: NOTHING if row.arm == WATCHED else decimal(row.overhead, 2)),
     ]
     note = (

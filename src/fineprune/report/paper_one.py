@@ -287,7 +287,7 @@ def write_paper_one(runs: Sequence[Run], path: Path) -> None:
     )
     lead = (
         "Li, He, Ren and Mao: Data Fine-pruning: A Simple Way to Accelerate Neural Network "
-        "Training (NPC 2018), beside ours."
+        "Training (NPC 2018). Its results beside ours."
     )
     rows = [_Network(paper, by_network.get(network)) for network, paper in RESULTS.items()]
     write_page(
