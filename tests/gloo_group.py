@@ -1,12 +1,34 @@
 """The process group of ranks that a test spawns."""
 
 import contextlib
+import socket
 import time
 
 import torch
 import torch.distributed as dist
 
 _left: list[object] = []
+
+
+def free_port():
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launched(rank, port, size=2):
+    """Return the environment that torchrun gives to a rank."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "fineprune",
+    }
 
 
 @contextlib.contextmanager

@@ -4,14 +4,13 @@ The tests import this file when they run, because importing Lightning takes seco
 """
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
-from gloo_group import leave_group
+from gloo_group import free_port, launched, leave_group
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.multiprocessing.spawn import start_processes
@@ -145,13 +144,6 @@ class Data(pl.LightningDataModule):
 
     def val_dataloader(self):
         return DataLoader(DATA, batch_size=100)
-
-
-class SeedPerBatch(pl.Callback):
-    """Dropout then depends on the number of the batch only, also after a resume."""
-
-    def on_train_batch_start(self, trainer, *_):
-        torch.manual_seed(trainer.fit_loop.total_batch_idx)
 
 
 class ValidateElsewhere(pl.Callback):
@@ -293,25 +285,13 @@ def recording(change):
 
 def on_two_ranks(folder):
     """Train with two ranks, as torchrun starts them, and return what each of them found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     # A fork needs not import Lightning again.
-    start_processes(_rank_main, (str(folder), port), nprocs=2, start_method="fork")
+    start_processes(_rank_main, (str(folder), free_port()), nprocs=2, start_method="fork")
     return [torch.load(f"{folder}/rank{rank}.pt") for rank in range(2)]
 
 
 def _rank_main(rank, folder, port):
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        GROUP_RANK="0",
-        WORLD_SIZE="2",
-        LOCAL_WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        TORCHELASTIC_RUN_ID="fineprune",
-    )
+    os.environ.update(launched(rank, port))
     torch.set_num_threads(1)
     ranks = {"strategy": "ddp", "devices": 2, "data": loader(batch_size=BATCH // 2)}
     alone = fit(**ranks)

@@ -4,7 +4,6 @@ import os
 import re
 import runpy
 import shlex
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gloo_group import leave_group
-from sklearn.datasets import load_digits
+from digits_loop import digits, network, weights
+from gloo_group import free_port, launched, leave_group
 from torch.multiprocessing.spawn import spawn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import fineprune as fp
 
@@ -36,10 +35,6 @@ def example():
     return runpy.run_path(str(EXAMPLE))["main"]
 
 
-def weights(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
 def chosen(pruner):
     """The samples that ``Adaptive`` has chosen in its round, as bits."""
     return pruner.policy.state_dict()["chosen"]
@@ -52,13 +47,9 @@ def whole(example):
 
 def plain_loop():
     """Train the same without Accelerate."""
-    digits = load_digits()
-    x = torch.tensor(digits.data, dtype=torch.float32) / 16
-    train_set = TensorDataset(x[:640], torch.tensor(digits.target)[:640])
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    pruner = fp.Pruner(train_set, fp.Adaptive(8, save=0.3), batch_size=16, accumulation=2)
+    pruner = fp.Pruner(digits(), fp.Adaptive(8, save=0.3), batch_size=16, accumulation=2)
     loader = DataLoader(pruner.dataset, batch_size=16, sampler=pruner.sampler)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, pruner.total_steps())
     pruner.set_rates(scheduler, by="steps")
@@ -110,14 +101,7 @@ def test_without_a_generator_of_its_own_the_loader_changes_dropout_after_a_resum
 
 def train_rank(rank, folder, port):
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "ACCELERATE_USE_CPU": "true",
-    }
+    os.environ |= {**launched(rank, port), "ACCELERATE_USE_CPU": "true"}
     main = runpy.run_path(str(EXAMPLE))["main"]
     told = []
     main(save_to=Path(folder, "checkpoint"), save_at=14)
@@ -129,10 +113,7 @@ def train_rank(rank, folder, port):
 
 
 def test_two_processes_train_every_kept_sample_and_resume(fast_spawn, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(train_rank, (str(tmp_path), port), nprocs=2)
+    spawn(train_rank, (str(tmp_path), free_port()), nprocs=2)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
     for whole, resumed in ranks:
         assert whole["steps"] == round(0.7 * 8 * 10)  # Steps of 64 samples.

@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from digits_loop import digits, network
 from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 import fineprune as fp
 
@@ -28,17 +29,6 @@ pytestmark = pytest.mark.usefixtures("one_thread_everywhere")
 def blocks(page):
     text = (ROOT / f"docs/adopt/{page}.md").read_text(encoding="utf-8")
     return re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def digits():
-    data = load_digits()
-    x = torch.tensor(data.data, dtype=torch.float32) / 16
-    return TensorDataset(x[:640], torch.tensor(data.target)[:640])
-
-
-def network():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
 
 
 def of_a_loop(folder):

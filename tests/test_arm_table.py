@@ -46,9 +46,9 @@ def small_comparison():
         pruned(0, 0.895, seconds=90.0),
         pruned(7, 0.90, seconds=170.0),
         pruned(3, 0.92, seconds=380.0),
-        make_run("full", 0, 0.90, seconds=100.0),
-        make_run("full", 3, 0.92, seconds=400.0),
-        make_run("full", 7, 0.91, seconds=200.0),
+        make_run("full", 0, 0.90, seconds=100.0, seconds_bookkeeping=0.5),
+        make_run("full", 3, 0.92, seconds=400.0, seconds_bookkeeping=0.0),
+        make_run("full", 7, 0.91, seconds=200.0, seconds_bookkeeping=1.0),
     ]
 
 
@@ -60,9 +60,10 @@ def test_a_row_equals_the_numbers_computed_by_hand():
     assert row.seconds_train == pytest.approx(640 / 3)
     # The seeds save 10 %, 15 % and 5 %. The sums of the seconds would give 8.6 %.
     assert row.time_saved.mean == pytest.approx(0.10)
-    # With steps of 1, 4 and 2 s, the 88 steps and 2 s of overhead would save 10, 11.5 and 11 %.
-    assert row.predicted_saving == pytest.approx((0.1 + 0.115 + 0.11) / 3)
-    assert row.seconds_bookkeeping == 2.0
+    # With steps of 1, 4 and 2 s, 88 steps and 1.5, 2 and 1 s of overhead save 10.5, 11.5 and 11.5 %.
+    assert row.predicted_saving == pytest.approx((0.105 + 0.115 + 0.115) / 3)
+    assert row.overhead == pytest.approx((1.5 + 2 + 1) / 3)
+    assert full.overhead is None
     assert (row.samples_trained, row.steps) == (880, 88)
     assert row.skipped == pytest.approx(0.12)
     assert row.accuracy_last == pytest.approx(0.905)

@@ -129,14 +129,8 @@ COMMANDS = [
     ("train", "Missing argument 'recipe': see fineprune train --help\n"),
     (f"train {QUICK} --sets a=1", "No such option: --sets"),
     (f"train {QUICK} --out", "Option '--out' requires an argument: see fineprune --help\n"),
-    (
-        f"train {QUICK} nonsense",
-        "expected section.key=value, such as training.epochs=20, got 'nonsense'",
-    ),
-    (
-        f"compare {QUICK} --seeds two",
-        "valid integer, unable to parse string as an integer, got 'two",
-    ),
+    (f"train {QUICK} nonsense", "expected section.key=value, such as training.epochs=20, got"),
+    (f"compare {QUICK} --seeds two", "valid integer, unable to parse string as an integer, got"),
     (f"compare {QUICK} --jobs 1.5", "got '1.5'"),
     (f"slurm -- train {QUICK}", "Missing option '--nodes': see fineprune slurm --help\n"),
     # Recipes and their settings.
@@ -174,10 +168,7 @@ COMMANDS = [
         f"train {QUICK} training.optimizer=adamw training.momentum=none training.epsilon=0.1",
         "rmsprop-tf only, got 0.1 with 'adamw': set training.epsilon = none",
     ),
-    (
-        f"train {QUICK} training.milestones=[9,3]",
-        "expected training.milestones to be strictly increasing",
-    ),
+    (f"train {QUICK} training.milestones=[9,3]", "expected training.milestones to be strictly"),
     (f"train {QUICK} training.milestones=[99]", "within 1..12, got [99]"),
     (f"train {QUICK} training.warmup=99", "training.warmup in [0, 12], got 99"),
     (f"train {QUICK} training.batch_size=0", "training.batch_size to be at least 1, got 0"),
@@ -193,10 +184,7 @@ COMMANDS = [
     (f"train {QUICK} pruning.count=3", "count=3 and block=1"),
     (f"train {QUICK} pruning.attenuation=0.5", "at least 1, got 0.5"),
     (f"train {QUICK} run.seed=-1", "expected run.seed to be in [0, 4294967295], got -1"),
-    (
-        f"train {QUICK} run.seed=18446744073709551616",
-        "run.seed to be in [0, 4294967295], got 18446744073709551616",
-    ),
+    (f"train {QUICK} run.seed=18446744073709551616", "run.seed to be in [0, 4294967295], got"),
     (f"train {QUICK} run.device=meta", "auto, cpu, cuda, cuda:N or mps, got 'meta'"),
     (f"train {QUICK} run.device=cuda:99", "cuda:99"),
     *(
@@ -204,10 +192,7 @@ COMMANDS = [
         if torch.backends.mps.is_available()
         else [(f"train {QUICK} run.device=mps", "(if using custom build)\n")]
     ),
-    (
-        f"train {QUICK} run.precision=float16",
-        "one of auto, float32, bfloat16, got 'float16': did you mean 'bfloat16'",
-    ),
+    (f"train {QUICK} run.precision=float16", "one of auto, float32, bfloat16, got 'float16': did"),
     (f"train {QUICK} distributed.strategy=sink", "did you mean 'sync'"),
     (f"train {QUICK} distributed.strategy=ring", "sync, async, mixed, got 'ring'\n"),
     (f"train {QUICK} distributed.strategy=all-reduce", "start the command with torchrun"),
@@ -216,23 +201,11 @@ COMMANDS = [
     # Data and networks.
     (f"train {QUICK} data.name=digit", "did you mean 'digits'"),
     (f"train {QUICK} data.train_size=1797", "train_size in 1..1796, got 1797"),
-    (
-        f"train {QUICK} data.validation=1024",
-        "to be below 1024, the number of training samples, got 1024",
-    ),
-    (
-        f"train {QUICK} data.workers=2",
-        "data.workers with data.name = images or user-defined only, got 2",
-    ),
-    (
-        f"train {QUICK} data.image_size=64",
-        "data.image_size with data.name = synthetic or images only, got 64",
-    ),
+    (f"train {QUICK} data.validation=1024", "to be below 1024, the number of training samples,"),
+    (f"train {QUICK} data.workers=2", "data.workers with data.name = images or user-defined"),
+    (f"train {QUICK} data.image_size=64", "data.image_size with data.name = synthetic or images"),
     (f"train {QUICK} data.crop_padding=128", "padding in 0..127, got 128"),
-    (
-        f"train {QUICK} data.name=synthetic data.image_size=64",
-        "expected a network for samples of shape (3, 64, 64), got network.name 'lenet'",
-    ),
+    (f"train {QUICK} data.name=synthetic data.image_size=64", "expected a network for samples of"),
     (
         f"train {QUICK} data.name=synthetic data.image_size=16 network.name=vgg13",
         "expected a network for samples of shape (3, 16, 16), got network.name 'vgg13'",
@@ -242,19 +215,13 @@ COMMANDS = [
         ": set another network.name or data.image_size",
     ),
     (f"train {QUICK} run.threads=100000", "run.threads to be in [0, 1024], got 100000"),
-    (
-        f"train {QUICK} training.=3",
-        "section.key=value, such as training.epochs=20, got 'training.=3'",
-    ),
+    (f"train {QUICK} training.=3", "section.key=value, such as training.epochs=20, got"),
     (
         f"plan {QUICK} --ranks 4 distributed.strategy=sync distributed.workers=4",
         "expected one process of torchrun with distributed.strategy or distributed.simulate",
     ),
     ("train empty.toml", "expected the settings of a recipe in empty.toml, got none"),
-    (
-        f"train {QUICK} {own('labelled')} data.workers=100000",
-        "data.workers to be in [0, 256], got 100000",
-    ),
+    (f"train {QUICK} {own('labelled')} data.workers=100000", "data.workers to be in [0, 256],"),
     (f"train {QUICK} network.classes=9", "at least 10, the classes of digits, got 9"),
     (f"train {QUICK} network.name=resnet188", "did you mean 'resnet18'"),
     (f"train {QUICK} network.name=own_inputs", "own_inputs"),
@@ -264,10 +231,7 @@ COMMANDS = [
     (f"train {QUICK} network.name=own_inputs:no_network", "torch.nn.Module, got str"),
     (f"train {QUICK} network.name=own_inputs:instance", "got a network: return it from a"),
     (f"train {QUICK} network.name=own_inputs:lazy", "got lazy layers: call it once"),
-    (
-        f"train {QUICK} network.name=own_inputs:frozen",
-        "to have parameters to train, got none",
-    ),
+    (f"train {QUICK} network.name=own_inputs:frozen", "to have parameters to train, got none"),
     (f"train {QUICK} network.name=own_inputs:two_logits", "(1, 10) from network.name"),
     (f"train {QUICK} network.name=nowhere:network", "there is no module 'nowhere'"),
     (f"train {QUICK} {own('nothing')}", "has no attribute 'nothing'"),
@@ -278,10 +242,7 @@ COMMANDS = [
     (f"train {QUICK} {own('unlabelled')} network.classes=2", "expected items (x, y)"),
     (f"train {QUICK} {own('pair')} pruning.policy=full", "expected at least two classes in"),
     (f"train {QUICK} {own('named')} network.classes=2", "at least 3, the classes of"),
-    (
-        f"train {QUICK} {own('named')} data.flip=true",
-        "expected data.flip with data.name = digits or",
-    ),
+    (f"train {QUICK} {own('named')} data.flip=true", "expected data.flip with data.name = digits"),
     ("train recipes/paper/lenet.toml data.dir=nowhere", "in nowhere, found neither"),
     (
         "train recipes/paper/lenet.toml data.train_size=2560 data.dir=nowhere",
@@ -300,10 +261,7 @@ COMMANDS = [
     (f"train {QUICK} data.labels=labels/dropped.txt", "got only images to leave out or hold"),
     (f"train {QUICK} data.labels=labels/text.npy", "labels in labels/text.npy, cannot read"),
     (f"train {QUICK} data.labels=labels/pickle.npy", "labels in labels/pickle.npy, cannot"),
-    (
-        f"train {QUICK} data.labels=labels/text.npy",
-        "cannot read it: no whole array of numbers",
-    ),
+    (f"train {QUICK} data.labels=labels/text.npy", "cannot read it: no whole array of numbers"),
     (f"train {QUICK} data.labels=labels/float.npy", "got float64 of shape (1024,)"),
     (f"train {QUICK} data.labels=labels/table.npy", "got int64 of shape (1024, 1)"),
     (f"train {QUICK} data.labels=labels/ten.npy", "labels 0..9, or -1 to leave an image out"),
@@ -313,10 +271,7 @@ COMMANDS = [
     (f"train {QUICK} data.labels=x data.true_labels=all", "to be one of dataset, got 'all'"),
     (f"train {QUICK} data.label_noise=1.5", "expected data.label_noise to be in [0, 1], got 1.5"),
     (f"train {QUICK} data.label_noise=nan", "data.label_noise to be a finite number, got nan"),
-    (
-        f"train {QUICK} \"data.label_noise_map=['1->2']\"",
-        "expected data.label_noise, the share",
-    ),
+    (f"train {QUICK} \"data.label_noise_map=['1->2']\"", "expected data.label_noise, the share"),
     (
         f"train {QUICK} data.label_noise=0.1 data.label_noise_map=[]",
         'such as ["cat->dog"], got 0.1 and []',
@@ -326,10 +281,7 @@ COMMANDS = [
         "of a class in data.label_noise_map, got 'ten'",
     ),
     (f"train {QUICK} data.label_noise_seed=-1", "data.label_noise_seed to be at least 0"),
-    (
-        f"train {QUICK} {own('named')} data.label_noise=0.1",
-        "cifar100 or images only, got 0.1 with 'own_inputs:named': set data.label_noise = none",
-    ),
+    (f"train {QUICK} {own('named')} data.label_noise=0.1", "cifar100 or images only, got 0.1"),
     (f"train {QUICK} {own('named')} data.labels=x", "expected labels in x, cannot read it"),
     (f"plan {QUICK} data.labels=x", "expected --samples with data.labels = 'x', got none"),
     (
@@ -374,10 +326,7 @@ COMMANDS = [
     ("report runs/summary-empty", "expected arm in runs/summary-empty/summary.json, got none"),
     ("report runs/metrics-text", "runs/metrics-text"),
     ("report runs/comparison-text", "expected JSON in"),
-    (
-        "report runs/comparison-empty",
-        "expected title in runs/comparison-empty/compare.json, got none",
-    ),
+    ("report runs/comparison-empty", "expected title in runs/comparison-empty/compare.json, got"),
     # Comparisons and configurations.
     (
         f"compare {QUICK} --seeds 0",
@@ -391,16 +340,21 @@ COMMANDS = [
     (f"scale {QUICK} 'all-reduce 1'", "at least two processes for all-reduce"),
     (f"scale {QUICK} one one", "expected each configuration once"),
     (f"scale {QUICK} --same-update 'async 2+1 bond=1'", "expected one of group, backup, bound"),
-    (
-        f"scale {QUICK} one --target-loss nan",
-        "--target-loss to be a finite number above 0, got nan",
-    ),
+    (f"scale {QUICK} one --target-loss nan", "--target-loss to be a finite number above 0, got"),
     # Plans.
     ("plan", "expected a recipe, or training.epochs="),
     ("plan trainng.epochs=4", "or --save, got trainng.epochs=4"),
     ("plan training.epochs=8 pruning.save=0.1 --save 0.3", "--save or pruning.save=0.1, got both"),
     (f"plan {QUICK} {QUICK}", "expected one recipe"),
     (f"plan {QUICK} pruning.policy=full", "expected a policy with a schedule"),
+    (
+        f"plan {QUICK} pruning.policy=infobatch",
+        "whose number depends on the losses: set pruning",
+    ),
+    (
+        "plan weak-labels --step-time 0.5 distributed.strategy=async distributed.workers=4",
+        "use fineprune scale --predict",
+    ),
     ("plan training.epochs=10", "pruning.window"),
     ("plan training.epochs=10 pruning.window=0", "at least 1"),
     (f"plan {QUICK} pruning.prune=1.5", "share in [0, 1)"),
@@ -410,10 +364,7 @@ COMMANDS = [
     (f"{PLAN} --overhead=-1", "expected --overhead to be at least 0, got -1"),
     (f"{PLAN} --samples 0", "expected --samples to be at least 1, got 0"),
     (f"{PLAN} pruning.prune=inf", "pruning.prune to be a finite number, got inf"),
-    (
-        f"{PLAN} pruning.prune=0 training.drop_last=true --samples 100",
-        "at most 100, the samples of each rank",
-    ),
+    (f"{PLAN} pruning.prune=0 training.drop_last=true --samples 100", "at most 100, the samples"),
     (
         "plan training.epochs=20 pruning.windows_per_interval=9 training.milestones=[4,8]",
         "at most 4 windows_per_interval",

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from digits_loop import digits, network, weights
 from gloo_group import gloo_group
-from sklearn.datasets import load_digits
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.multiprocessing.spawn import spawn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -21,17 +21,6 @@ from fineprune.errors import InputError
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Two processes with batches of 16. The learning rate falls to 0, and so do the epochs' lengths.
 STEPS = [20, 20, 20, 20, 20, 10, 1, 1]
-
-
-def digits():
-    data = load_digits()
-    x = torch.tensor(data.data, dtype=torch.float32) / 16
-    return TensorDataset(x[:640], torch.tensor(data.target)[:640])
-
-
-def network():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
 
 
 def made_pruner(epochs=8, batch_size=16):
@@ -75,15 +64,10 @@ def stop_after(patch, epochs):
 
 
 def told_of(model, pruner, steps):
-    parameters = (
-        parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter.detach()
-        for parameter in model.parameters()
-    )
-    weights = torch.cat([parameter.flatten() for parameter in parameters])
     counts = pruner.counts
     if counts is None:
         counts = pruner.policy.state_dict()["chosen"]
-    return {"weights": weights, "counts": counts, "steps": steps}
+    return {"weights": weights(model), "counts": counts, "steps": steps}
 
 
 @pytest.fixture(scope="module")

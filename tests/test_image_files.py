@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from made_images import CLASSES, write_folder
-from PIL import Image
 from resuming import train_through, train_until
 from typer.testing import CliRunner
 
@@ -376,20 +375,6 @@ def test_labels_may_come_from_a_file_or_have_noise(images, tmp_path):
     _, y = own.train.open().batch(torch.arange(63), 0)
     assert y.tolist() == [1 - plain[0], *plain[2:]]
     assert own.digests["labels"] is not None
-
-
-def test_images_of_more_than_8_bits_are_told_in_one_line(images, tmp_path, caplog):
-    load_data(recipe(images))
-    assert not caplog.messages
-    write_folder(tmp_path / "train", 8)
-    for file in list((tmp_path / "train").rglob("*.*")):
-        file.unlink()
-        Image.fromarray(np.full((40, 40), 900, np.uint16)).save(file.with_suffix(".png"))
-    data = load_data(recipe(tmp_path, "data.test=none", "data.validation=4"))
-    (said,) = caplog.messages
-    assert "has images of more than 8 bits, of which 8 are kept" in said
-    x, _ = data.train.open().batch(torch.arange(4), 0)
-    assert x.unique().numel() == 3  # One grey value, in three normalised channels.
 
 
 def begun(changed, run, monkeypatch):

@@ -165,7 +165,7 @@ def test_evidence_that_is_being_added_is_added_once(monkeypatch):
     assert torch.equal(watch.ranking().scores, whole.ranking().scores)
 
 
-@pytest.mark.parametrize(("name", "call"), [("_joined", 4), ("_add", 2), ("_write", 2)])
+@pytest.mark.parametrize(("name", "call"), [("_add", 2), ("_write", 2)])
 def test_a_watch_that_is_stopped_has_counted_the_batch(monkeypatch, name, call):
     index, labels = torch.arange(64), torch.arange(64) % CLASSES
     batches = torch.randn(200, 64, CLASSES)

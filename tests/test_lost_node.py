@@ -34,7 +34,7 @@ with (
     lose = lambda: nodes.remove_node(lost, allow_graceful=False)
     watch.once(kills.EventKind.LEASED, kills.BatchKey(1, 10), lose)
     results = [training.run_epoch(e, kills.batches_of(e), kills.rate) for e in range(3)]
-    kills.check(strategy, training, watch, results, rows)
+    kills.check(strategy, training, watch, results, rows, lost_node=True)
     print(sum(map(sum, map(watch.deaths_in, range(3)))))
 nodes.shutdown()
 """

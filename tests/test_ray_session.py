@@ -75,7 +75,7 @@ def test_an_address_that_is_none_is_one_line(address, monkeypatch):
 JOIN = """
 import sys
 from fineprune.distributed.parameter_servers import ray_session
-ray_session._START_SECONDS = 1.0
+ray_session._START_SECONDS, ray_session._TELL_SECONDS = 1.0, 0.1
 try:
     with ray_session.ray_session(1, lambda: sys.argv[1] == "stop"):
         pass
@@ -99,11 +99,12 @@ def test_an_address_where_another_program_listens_is_one_line(host, what, said):
         done = subprocess.run(
             [sys.executable, "-c", JOIN, what],
             env={**os.environ, "RAY_ADDRESS": f"{host}:{other.getsockname()[1]}"},
-            stdout=subprocess.PIPE,
+            capture_output=True,
             text=True,
         )
     assert done.returncode == 0
     assert re.fullmatch(said, done.stdout)
+    assert done.stderr.splitlines().count("starting Ray ...") == (what == "wait")
 
 
 def test_a_process_that_ray_killed_for_its_memory_is_explained():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digits_loop import network
 from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
@@ -58,8 +59,7 @@ def test_the_python_of_a_page_trains_a_network(code, one_thread_everywhere, tmp_
     digits = load_digits()
     x = torch.tensor(digits.data, dtype=torch.float32) / 16
     y = torch.tensor(digits.target)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     steps = []
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
@@ -93,8 +93,7 @@ def test_the_python_that_watches_labels_finds_wrong_ones(
     true = torch.tensor(digits.target)
     labels = true.clone()
     labels[::10] = (labels[::10] + 1) % 10
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    model = network()
     names: dict[str, Any] = {
         "train_set": TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, labels),
         "model": model,

@@ -168,7 +168,7 @@ def test_the_costs_are_those_of_each_arm(runs):
     assert full["saved, %"] == "-"
     assert shown["sample-steps"] == f"{rows[1].samples_trained:,.0f}"
     assert shown["predicted to save, %"] == f"{100 * (rows[1].predicted_saving or 0):.2f}"
-    watched = dataclasses.replace(rows[0], arm="watched")
+    watched = dataclasses.replace(rows[1], arm="watched", overhead=0.4)
     assert "evidence on labels, s" not in full
     evidence = lines_of(cost_table([rows[0], watched]))[1]
     assert (evidence["overhead, s"], evidence["evidence on labels, s"]) == ("-", "0.40")

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.labels.dataset_attributes import unambiguous
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.registry import POLICIES
 
@@ -47,19 +46,6 @@ def test_an_incomplete_last_batch_is_trained_after_a_resume_unless_it_is_dropped
     resumed = new()
     resumed.load_state_dict(stopped.state_dict())
     assert next(iter(resumed.epochs())) == (0 if last else 1)
-
-
-def test_losses_that_are_not_finite_are_counted_over_the_whole_epoch(monkeypatch):
-    monkeypatch.setattr("fineprune.pruning.recorder._REDUCE_AT", 8)
-    policy = fp.FinePruning(fp.Schedule(epochs=EPOCHS, window=EPOCHS, start=2), prune=8)
-    pruner = fp.Pruner(N, policy, batch_size=8)
-    for index in torch.tensor(list(pruner.sampler)).split(8):
-        losses = torch.ones(8)
-        losses[0] = torch.inf
-        pruner.record(index, losses)
-    with pytest.warns(RuntimeWarning, match="^3 losses of epoch 0 were NaN or infinite"):
-        pruner.end_epoch()
-    assert pruner.nonfinite == 3
 
 
 def test_an_epoch_that_is_read_and_not_recorded_counts_with_its_planned_steps():
@@ -100,15 +86,6 @@ def test_pruners_of_one_policy_do_not_learn_from_each_other():
     one.end_epoch()
     assert one.policy.counts.sum() > 0
     assert other.policy.counts.sum() == 0
-
-
-def test_a_training_may_begin_with_a_later_epoch():
-    pruner = fp.Pruner(N, fp.FullData(2), batch_size=N)
-    pruner.start_epoch(1)
-    pruner.record(pruner.sampler.order(), torch.ones(N))
-    pruner.end_epoch()
-    with pytest.raises(InputError, match=r"in 0\.\.1, got 2: count epochs from 0"):
-        pruner.start_epoch(2)
 
 
 # What a user has set for all of torch
@@ -178,23 +155,6 @@ def losses_of_a_training(policy):
 
 
 # What was trained is known after a resume
-
-
-@pytest.mark.parametrize("changed", [{"num_replicas": 2, "rank": 1}, {"batch_size": 5}])
-def test_a_trained_epoch_stays_trained_with_other_ranks_or_batches(changed):
-    options: dict[str, Any] = {"num_replicas": 1, "rank": 0, "batch_size": 10}
-    options["drop_last"] = "batch_size" in changed
-    pruner = fp.Pruner(105, fp.FullData(2), **options)
-    for _ in pruner.epochs():
-        for index in torch.tensor(list(pruner.sampler)).split(10):
-            if len(index) == 10 or not options["drop_last"]:
-                pruner.record(index, torch.ones(len(index)))
-        break
-    for start, rest in ((None, (1, True)), (0, (0, False))):
-        resumed = fp.Pruner(105, fp.FullData(2), **{**options, **changed})
-        resumed.load_state_dict(pruner.state_dict())
-        epoch = next(iter(resumed.epochs(start)))
-        assert (epoch, bool(list(resumed.sampler))) == rest
 
 
 @pytest.mark.parametrize(
@@ -275,26 +235,6 @@ def test_the_whole_checkpoint_is_no_state():
         pruner.load_state_dict({"model": {}, "pruner": pruner.state_dict()})
 
 
-def test_arrays_in_memory_continue_where_they_were():
-    seen: list[int] = []
-    state = fp.Pruner(40, fp.FullData(2)).state_dict()
-    for stop in (15, 100):
-        pruner = fp.Pruner(40, fp.FullData(2))
-        pruner.load_state_dict(state)
-        done = 0
-        for _ in pruner.epochs():
-            for index in pruner.sampler.order().split(4):
-                pruner.record(index, torch.ones(len(index)))
-                seen += index.tolist()
-                done += 1
-                if done == stop:
-                    break
-            if done == stop:
-                break
-        state = pruner.state_dict()
-    assert sorted(seen) == sorted([*range(40)] * 2)
-
-
 # Losses and indices of unusual kinds
 
 
@@ -314,49 +254,6 @@ def test_no_epoch_may_skip_samples():
 
 
 # Labels that are watched
-
-
-def test_a_refused_first_batch_can_be_recorded_again():
-    index, logits, labels = torch.arange(4), torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=4)
-    for wrong in ((logits, labels + 1), (torch.randn(4, 2), labels)):
-        with pytest.raises(InputError):
-            pruner.record(index, torch.ones(4), *wrong)
-    pruner.record(index, torch.ones(4), logits, labels)
-    assert pruner.position.samples == 4
-    assert pruner.watch.ranking().labels[:4].equal(labels)
-
-
-def test_the_names_of_a_page_may_be_a_dict_of_numbers(tmp_path):
-    watch = fp.LabelWatch(3, 2)
-    watch.record(torch.arange(3), torch.randn(3, 2), torch.tensor([0, 1, 0]))
-    watch.page(tmp_path / "page.html", names={1: "bird", 0: "frog"})
-    assert "frog" in (tmp_path / "page.html").read_text()
-
-
-def test_class_names_are_never_equal():
-    assert unambiguous(["a", "a", "0"]) == ["0", "1", "2"]
-    assert unambiguous(["drop", "b", "b", "c"]) == ["0", "1", "2", "c"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"most": -5}, "most to be a whole number"),
-        ({"most": 2.5}, "most to be a whole number"),
-        ({"keys": ["a", "b", "a"]}, "a unique key for each sample, got 'a' for 2 samples"),
-        ({"dataset": iter([])}, "a data set of 3 samples, got one of unknown"),
-        ({"path": "page.html/audit.html"}, "expected a file to write the page to, cannot write"),
-    ],
-)
-def test_a_page_that_cannot_be_made_is_one_error(options, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    watch = fp.LabelWatch(3, 2)
-    watch.record(torch.arange(3), torch.randn(3, 2), torch.tensor([0, 1, 0]))
-    watch.page("page.html")
-    with pytest.raises(InputError, match=message):
-        watch.page(**{"path": "other.html", **options})
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 TEXT: Any = ".3"

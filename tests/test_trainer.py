@@ -6,17 +6,17 @@ import multiprocessing
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from gloo_group import leave_group
+import trainer_arguments
+from digits_loop import weights
+from gloo_group import free_port, launched, leave_group
 from torch.utils.data import DataLoader, DistributedSampler
 
 import fineprune as fp
@@ -37,7 +37,6 @@ from fineprune.integrations.transformers import (  # noqa: E402
     WatchingTrainer,
     checks,
 )
-from fineprune.integrations.transformers.sample_losses import losses_of_samples  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 N, BATCH, EPOCHS, WORDS, LENGTH = 80, 8, 5, 24, 6
@@ -94,6 +93,21 @@ def texts(seed=0):
 
 def labelled_texts():
     return [{**item, "labels": item["input_ids"][0] % 3} for item in texts()]
+
+
+def measured_texts():
+    return [{**item, "labels": item["input_ids"][0] / WORDS} for item in texts()]
+
+
+def tagged_texts():
+    tags = [torch.stack((item["input_ids"][0] % 3, item["input_ids"][1] % 2)) for item in texts()]
+    return [
+        {**item, "labels": tag.clamp(max=1).float()}
+        for item, tag in zip(texts(), tags, strict=True)
+    ]
+
+
+MULTI_LABEL = {"problem_type": "multi_label_classification"}
 
 
 def vit():
@@ -154,29 +168,8 @@ CASES = {
 
 
 def arguments(folder, made=TrainingArguments, **changes):
-    """Return arguments, with SGD of a fixed rate if there is no other scheduler."""
-    return made(
-        **{
-            "output_dir": str(folder),
-            "num_train_epochs": EPOCHS,
-            "per_device_train_batch_size": BATCH,
-            "optim": "sgd",
-            "learning_rate": 0.1,
-            "lr_scheduler_type": "constant",
-            "max_grad_norm": 0,
-            "logging_strategy": "epoch",
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-            **changes,
-        }
-    )
-
-
-def weights(model):
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    settings = {"num_train_epochs": EPOCHS, "max_grad_norm": 0, **changes}
+    return trainer_arguments.arguments(folder, made, **settings)
 
 
 class Watched(PruningTrainer):
@@ -730,37 +723,6 @@ def test_the_weights_of_a_policy_have_their_effect_if_the_model_does_not_divide(
     torch.testing.assert_close(weights(one.model), weights(other.model), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("multi_label", "logits", "labels", "expected"),
-    [
-        (False, [[1.0, 1.0], [3.0, 0.0]], [[0.0, 0.0], [1.0, 0.0]], [1, 2]),
-        (False, [[1.0], [3.0]], [0.0, 1.0], [1, 4]),
-        (True, [[0.0, 0.0]], [[1.0, 0.0]], [math.log(2)]),
-        (False, [[0.0, 0.0, 0.0]], [2], [math.log(3)]),
-    ],
-)
-def test_the_losses_of_a_classifiers_samples(multi_label, logits, labels, expected):
-    losses = losses_of_samples(
-        {"logits": torch.tensor(logits)},
-        torch.tensor(labels),
-        smoothing=0.0,
-        shifts=False,
-        multi_label=multi_label,
-    )
-    torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float32))
-
-
-def test_the_losses_of_texts_are_means_over_their_tokens():
-    logits = torch.zeros(3, 4, 8)
-    logits[0, 0, 5] = 3.0
-    labels = torch.tensor([[1, 5, -100, -100], [1, 2, 3, 4], [-100, -100, -100, -100]])
-    first = F.cross_entropy(logits[0, :1], torch.tensor([5])).item()
-    given: dict[str, Any] = {"smoothing": 0.0, "multi_label": False}
-    losses = losses_of_samples({"logits": logits}, labels, shifts=True, **given)
-    torch.testing.assert_close(losses, torch.tensor([first, math.log(8), 0.0]))
-    assert losses_of_samples({"logits": logits}, labels, shifts=False, **given)[0] != losses[0]
-
-
 # -- what is refused ------------------------------------------------------------------------------
 
 
@@ -804,6 +766,8 @@ def made_small(model, **more):
         (transformers.BertLMHeadModel, texts, {"is_decoder": True}),
         (transformers.BertForMaskedLM, texts, {}),
         (BertForSequenceClassification, labelled_texts, {"num_labels": 3}),
+        (BertForSequenceClassification, measured_texts, {"num_labels": 1}),
+        (BertForSequenceClassification, tagged_texts, {"num_labels": 2, **MULTI_LABEL}),
     ],
 )
 def test_the_losses_of_a_model_are_its_own(model, data, more, tmp_path):
@@ -839,13 +803,9 @@ def test_the_table_names_all_private_methods_that_are_overridden():
     assert overridden == set(checks.OVERRIDDEN)
 
 
-def test_a_release_with_other_private_methods_is_refused(monkeypatch, tmp_path):
-    expected = r"expected transformers 5\.19 to .* another Trainer\._run_epoch"
-    monkeypatch.setattr(Trainer, "_run_epoch", lambda self, model, epoch: None)
-    with pytest.raises(InputError, match=expected):
-        trained("image", tmp_path)
+def test_a_release_without_a_private_method_is_refused(monkeypatch, tmp_path):
     monkeypatch.delattr(Trainer, "_run_epoch")
-    with pytest.raises(InputError, match=expected):
+    with pytest.raises(InputError, match=r"transformers 5\.19 to .* without Trainer\._run_epoch"):
         trained("image", tmp_path)
 
 
@@ -854,9 +814,7 @@ def test_a_release_with_other_private_methods_is_refused(monkeypatch, tmp_path):
 
 def train_ranks(folder):
     """Train with two processes, which are forks of this one, so that it imports once."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=train_rank, args=(rank, folder, port)) for rank in range(2)]
     for rank in ranks:
@@ -869,13 +827,7 @@ def train_ranks(folder):
 def train_rank(rank, folder, port):
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    os.environ |= launched(rank, port)
     saves = {"save_strategy": "steps", "save_steps": 7}
     told = {"language": summary(trained("language", f"{folder}/whole", **RANKED, **saves))}
     inside = f"{folder}/whole/checkpoint-7"

@@ -2,12 +2,13 @@
 
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from digits_loop import weights
 from torch.utils.data import SequentialSampler
+from trainer_arguments import arguments
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -19,7 +20,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from fineprune.integrations.transformers import PruningMixin
-from fineprune.integrations.transformers.sample_losses import losses_of_samples
+from fineprune.integrations.transformers.sample_losses import losses_and_tokens
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "trl_sft.py"))
 N, BATCH, EPOCHS = 40, 8, 4
@@ -49,28 +50,7 @@ class Counted:
         self.passes[torch.is_grad_enabled()] += 1
 
 
-def arguments(made, folder, **changes):
-    return made(
-        **{
-            "output_dir": str(folder),
-            "num_train_epochs": EPOCHS,
-            "per_device_train_batch_size": BATCH,
-            "per_device_eval_batch_size": BATCH,
-            "optim": "sgd",
-            "learning_rate": 0.1,
-            "lr_scheduler_type": "constant",
-            "logging_strategy": "epoch",
-            "eval_strategy": "epoch",
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "bf16": False,
-            "disable_tqdm": True,
-            "dataloader_pin_memory": False,
-            "seed": 0,
-            **changes,
-        }
-    )
+OWN = {"num_train_epochs": EPOCHS, "eval_strategy": "epoch", "bf16": False, "seed": 0}
 
 
 def texts(number=N):
@@ -122,7 +102,7 @@ def trained(kind, folder, policy=None, made=None, more=None, resume=None, **chan
     more = {**({} if policy is None else needed), **(more or {})}
     trainer = (made or (alone if policy is None else pruning))(
         model=counted.model,
-        args=arguments(config, folder, **{**options, **changes}),
+        args=arguments(folder, config, **{**OWN, **options, **changes}),
         train_dataset=data(),
         eval_dataset=data(16),
         processing_class=counted.tokens,
@@ -131,10 +111,6 @@ def trained(kind, folder, policy=None, made=None, more=None, resume=None, **chan
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer, counted.passes
-
-
-def weights(trainer):
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
 
 
 # -- forward passes --------------------------------------------------------------------------------
@@ -182,7 +158,7 @@ def test_without_pruning_the_weights_are_those_of_trl_alone(kind, accumulation, 
     changes = {"gradient_accumulation_steps": accumulation}
     unpruned, _ = trained(kind, tmp_path, fp.FullData(EPOCHS), made=in_order(pruning), **changes)
     expected, _ = trained(kind, tmp_path, made=in_order(alone), **changes)
-    assert torch.equal(weights(unpruned), weights(expected))
+    assert torch.equal(weights(unpruned.model), weights(expected.model))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,7 +170,7 @@ def test_a_resumed_training_equals_the_undisturbed_one(kind, tmp_path):
     resumed, passes = trained(
         kind, tmp_path, policy, resume=str(tmp_path / "checkpoint-7"), **changes
     )
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed.model), weights(whole.model))
     assert passes[True] == whole.state.global_step - 7 == 14 - 7
     assert whole.pruner.policy.rates[-1] < 0.5
 
@@ -205,10 +181,11 @@ def test_a_resumed_training_equals_the_undisturbed_one(kind, tmp_path):
 def test_the_losses_of_a_fused_head_are_those_of_the_logits(tmp_path):
     trainer, _ = trained("sft", tmp_path, POLICY)
     batch = trainer.data_collator([trainer.train_dataset[number] for number in range(BATCH)])
-    given: dict[str, Any] = {"smoothing": 0.0, "shifts": True, "multi_label": False}
     with torch.no_grad():
         passes = trainer.model(**batch, fused_lm_head=True), trainer.model(**batch)
-    fused, plain = (losses_of_samples(outputs, batch["labels"], **given) for outputs in passes)
+    fused, plain = (
+        losses_and_tokens(trainer.model, outputs, batch["labels"], 0.0)[0] for outputs in passes
+    )
     torch.testing.assert_close(fused, plain)
     assert len(set(fused.tolist())) == BATCH
 
@@ -216,7 +193,7 @@ def test_the_losses_of_a_fused_head_are_those_of_the_logits(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_weights_of_a_policy_reach_the_loss_of_trl(kind, tmp_path):
     policies = [fp.InfoBatch(EPOCHS, save=0.2, anneal=0.2, rescale=on) for on in (True, False)]
-    one, other = (weights(trained(kind, tmp_path, policy)[0]) for policy in policies)
+    one, other = (weights(trained(kind, tmp_path, policy)[0].model) for policy in policies)
     assert (one - other).abs().max() > 1e-6
 
 
@@ -232,7 +209,7 @@ def train_rewards(folder, **more):
     model.score.weight.data *= 1000  # At first, the loss of each pair would be log(2).
     trainer = type("PruningRewardTrainer", (PruningMixin, RewardTrainer), {})(
         model=model,
-        args=arguments(RewardConfig, folder, eval_strategy="no"),
+        args=arguments(folder, RewardConfig, **{**OWN, "eval_strategy": "no"}),
         train_dataset=pairs(),
         processing_class=counted.tokens,
         pruning=POLICY,
@@ -247,9 +224,7 @@ def test_rewards_have_no_labels_and_need_the_losses_of_pairs(tmp_path):
         return -F.logsigmoid(chosen - rejected)
 
     train_rewards(tmp_path, sample_losses=losses)
-    with pytest.raises(
-        InputError, match="labels of type NoneType: give the trainer sample_losses="
-    ):
+    with pytest.raises(InputError, match="labels: NoneType: give the trainer sample_losses="):
         train_rewards(tmp_path)
 
 

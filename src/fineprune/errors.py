@@ -29,16 +29,16 @@ _PACKAGE = str(Path(__file__).parent)
 class InputError(ValueError):
     """A setting, a file or an argument is wrong.
 
-    The message is one line: what was expected, what was given, and what to do. The command line
-    prints only this line and exits with status 2.
+    The message is one line: what was expected, what was given, and what to do. It is all that the
+    command line prints, with exit status 2.
     """
 
 
 class RunError(RuntimeError):
-    """A run failed while running, and the message explains the failure completely.
+    """A run failed while running, and the message, one line, explains the failure completely.
 
-    The message is one line. The command line prints only this line and exits with status 1. Every
-    other exception except ``InputError`` keeps its traceback.
+    It is all that the command line prints, with exit status 1. Every other exception except
+    ``InputError`` keeps its traceback.
     """
 
 
@@ -116,14 +116,14 @@ def check_whole_number(name: str, value: object, least: int) -> int:
 
 def check_at_least(name: str, value: float, least: float) -> None:
     """Raise InputError unless ``value`` is finite and at least ``least``."""
-    if not (math.isfinite(value) and value >= least):
+    if not least <= value < math.inf:
         finite = "" if math.isfinite(value) else "a finite number of "
         raise InputError(f"expected {name} to be {finite}at least {least}, got {value}")
 
 
 def check_positive(name: str, value: float) -> None:
     """Raise InputError unless ``value`` is finite and above 0."""
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < math.inf:
         finite = "" if math.isfinite(value) else "a finite number "
         raise InputError(f"expected {name} to be {finite}above 0, got {value}")
 
@@ -135,15 +135,9 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
 
 
 def check_share(name: str, value: object, interval: str = "[0, 1]") -> float:
-    """Return ``value`` as a float.
+    """Return ``value`` as a float. InputError: it is no number in the interval.
 
-    Args:
-        name: What the value is called.
-        value: What was given.
-        interval: Whether 0 and 1 are allowed; one of "[0, 1]", "[0, 1)", "(0, 1]" and "(0, 1)".
-
-    Raises:
-        InputError: It is no number in the interval.
+    The interval says whether 0 and 1 are allowed: "[0, 1]", "[0, 1)", "(0, 1]" or "(0, 1)".
     """
     share = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     above = operator.le if interval.startswith("[") else operator.lt
@@ -178,12 +172,12 @@ def explaining(
     kinds: type[Exception] | tuple[type[Exception], ...] = (OSError, ValueError),
     advice: str = "",
 ) -> Iterator[None]:
-    """Raise InputError where an exception of some kinds is raised.
+    """Raise InputError where an exception of some kinds is raised; an InputError stays as it is.
 
     Args:
         expected: The start of the message, such as "expected JSON in FILE, cannot read it". The
             reason follows.
-        kinds: By default, what reading a text raises. An InputError stays as it is.
+        kinds: By default, what reading a text raises.
         advice: The end of the message.
     """
     try:
@@ -209,8 +203,8 @@ def shown(value: str) -> str:
 def first_line(value: object) -> str:
     """Return the line of a text or of an exception's message that says what happened, or "".
 
-    This is the first line; with a traceback, as an error of another process has one, the last line;
-    and all lines if the first one only announces them.
+    This is the first line; the last one of a traceback, as an error of another process has it; and
+    all lines if the first one only announces them.
     """
     lines = [line.strip() for line in str(value).splitlines() if line.strip()]
     if any(line.startswith(("Traceback (", "Original Traceback (")) for line in lines):

@@ -20,16 +20,10 @@ def check_import_name(setting: str, name: str) -> None:
 
 
 def call_attribute(name: str, makes: str, /, *args: Any, **values: Any) -> Any:
-    """Import ``module:attribute`` and return what it returns. Only training runs the user's code.
+    """Import ``module:attribute``, call it with arguments, and return what it returns.
 
     Modules in the current directory are found, as with ``python -m``. An exception in the user's
-    own code is passed on unchanged.
-
-    Args:
-        name: The name of a class or a function.
-        makes: What it makes, for error messages.
-        args: The positional arguments.
-        values: The keyword arguments.
+    own code is passed on unchanged. ``makes`` says what it makes, for error messages.
     """
     make = imported(name)
     if not callable(make):

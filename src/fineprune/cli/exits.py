@@ -107,6 +107,9 @@ class Group(TyperGroup):
         except typer.TyperException as error:
             _say(_usage(error))
             sys.exit(WRONG_INPUT)
+        except InputError as error:  # Of an argument that is checked before the verb.
+            _say(str(error))
+            sys.exit(WRONG_INPUT)
         except OSError as error:  # The help and the version are printed outside the verbs.
             if not _is_lack(error):
                 raise

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fineprune.errors import InputError
+from fineprune.training.packaged_recipes import recipe_file
 
 
 def given_path(text: str) -> Path:
@@ -21,9 +22,17 @@ def path_option(text: str) -> Any:
     return typer.Option(parser=given_path, metavar="PATH", help=text)
 
 
+def _there(recipe: Path) -> Path:
+    """Check that a recipe exists, before a verb imports torch."""
+    recipe_file(recipe)
+    return recipe
+
+
 RecipeFile = Annotated[
     Path,
-    typer.Argument(help="The recipe: a TOML file, or a name that 'fineprune recipes' lists."),
+    typer.Argument(
+        callback=_there, help="The recipe: a TOML file, or a name that 'fineprune recipes' lists."
+    ),
 ]
 Runs = Annotated[
     list[Path],

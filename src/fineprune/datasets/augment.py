@@ -26,8 +26,8 @@ class Augment:
     """How training images are varied.
 
     Attributes:
-        padding: The number of pixels of value 0 that are added on each side before a window of the
-            original size is cut out at a random position. With 0, images are not moved.
+        padding: How many pixels of value 0 are added on each side before a window of the original
+            size is cut out at a random position.
         flip: Whether to mirror images left to right with probability one half.
     """
 
@@ -43,12 +43,11 @@ class Augment:
 
 
 class Draws(NamedTuple):
-    """The random numbers of one epoch, for every sample of the set.
+    """The random numbers of one epoch, for every sample of the set; each of shape (N,).
 
     Attributes:
-        top: The first row of the window in the padded image, 0..2 * padding; uint8, shape (N,).
-        left: The first column of the window, 0..2 * padding; uint8, shape (N,).
-        flip: Whether the window is mirrored after it is cut out; bool, shape (N,).
+        top, left: The first row and column of the window in the padded image, 0..2 * padding.
+        flip: Whether the window is mirrored after it is cut out.
     """
 
     top: NDArray[np.uint8]
@@ -62,19 +61,15 @@ def draw(augment: Augment, *, seed: int, epoch: int, samples: int) -> Draws:
     The windows are the same with and without flipping.
     """
     generator = stream(seed, epoch, "augment")
-    offsets = generator.integers(0, 2 * augment.padding + 1, size=(2, samples), dtype=np.uint8)
-    if augment.flip:
-        flip = generator.integers(0, 2, size=samples, dtype=np.bool_)
-    else:
-        flip = np.zeros(samples, dtype=np.bool_)
-    return Draws(offsets[0], offsets[1], flip)
+    top, left = generator.integers(0, 2 * augment.padding + 1, size=(2, samples), dtype=np.uint8)
+    flip = generator.integers(0, 1 + augment.flip, size=samples, dtype=np.bool_)
+    return Draws(top, left, flip)
 
 
 class Normalise:
-    """Convert bytes to float32 with about zero mean and unit deviation: ``(v / 255 - mean) / std``.
+    """Convert bytes to float32: ``(v / 255 - mean) / std``, of values scaled to 0..1.
 
-    The mean and the deviation of each channel are those of values scaled to 0..1, and the images
-    are ``width`` pixels wide.
+    There is one mean and one deviation per channel, and the images are ``width`` pixels wide.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ _PIXEL_BYTES = _CHANNELS * _SIDE * _SIDE
 class CifarArchive:
     """What one published archive contains.
 
-    A record is one or two label bytes, followed by 3,072 pixel bytes (channel by channel, row by
-    row).
+    A record is one or two label bytes, the last of which is the class, followed by 3,072 pixel
+    bytes (channel by channel, row by row).
 
     Attributes:
         name: The common name of the data set.
@@ -34,8 +34,7 @@ class CifarArchive:
         folder: The name of the folder inside the archive.
         train: The name and the number of records of each training file.
         test: The name and the number of records of each test file.
-        labels: The number of values that each label byte of a record can take. The last label byte
-            is the class.
+        labels: The number of values that each label byte of a record can take.
         names: The name of the file that lists the names of the classes, one per line.
     """
 
@@ -83,16 +82,15 @@ def load_archive(
     """Load the training set and the test set of an archive.
 
     Args:
-        directory: Either the archive's folder, or a directory that contains this folder or the
-            archive itself. The archive is checked against its digest and unpacked in the directory.
+        archive: The archive.
+        directory: Its folder, or a directory that contains this folder or the archive itself, which
+            is then checked against its digest and unpacked there.
         download: Whether to download the archive if the directory contains neither.
     """
     folder = _folder(archive, Path(directory), download)
     classes = _class_names(archive, folder)
-    return (
-        _read(archive, folder, archive.train, classes),
-        _read(archive, folder, archive.test, classes),
-    )
+    train, test = (_read(archive, folder, files) for files in (archive.train, archive.test))
+    return ImageSet(*train, classes), ImageSet(*test, classes)
 
 
 # Each has 50,000 training and 10,000 test images of shape (3, 32, 32).
@@ -121,40 +119,33 @@ def _folder(archive: CifarArchive, directory: Path, download: bool) -> Path:
 
 
 def _read(
-    archive: CifarArchive,
-    folder: Path,
-    files: tuple[tuple[str, int], ...],
-    classes: tuple[str, ...],
-) -> ImageSet:
+    archive: CifarArchive, folder: Path, files: tuple[tuple[str, int], ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the images and the labels of some files."""
     label_bytes = len(archive.labels)
+    advice = f"delete the folder and unpack {archive.file} again"
     images, labels = [], []
     for name, count in files:
         path = folder / name
+        expected = count * (label_bytes + _PIXEL_BYTES)
         if not path.is_file():
             raise InputError(
-                f"expected {archive.name} file {name} in {folder}, found none: "
-                f"delete the folder and unpack {archive.file} again"
+                f"expected {archive.name} file {name} in {folder}, found none: {advice}"
             )
-        expected = count * (label_bytes + _PIXEL_BYTES)
-        given = path.stat().st_size
-        if given != expected:
-            raise InputError(
-                f"expected {expected} bytes in {path}, got {given}: "
-                f"delete the folder and unpack {archive.file} again"
-            )
-        records = np.fromfile(path, dtype=np.uint8).reshape(count, label_bytes + _PIXEL_BYTES)
+        if (given := path.stat().st_size) != expected:
+            raise InputError(f"expected {expected} bytes in {path}, got {given}: {advice}")
+        records = np.fromfile(path, dtype=np.uint8).reshape(count, -1)
         for column, values in enumerate(archive.labels):
             wrong = np.flatnonzero(records[:, column] >= values)
             if len(wrong):
                 raise InputError(
                     f"expected labels 0..{values - 1} in {path}, got {records[wrong[0], column]} "
-                    f"in record {wrong[0]} (the first is 0), label byte {column}: "
-                    f"delete the folder and unpack {archive.file} again"
+                    f"in record {wrong[0]} (the first is 0), label byte {column}: {advice}"
                 )
         images.append(records[:, label_bytes:])
         labels.append(records[:, label_bytes - 1].astype(np.int64))
     pixels = np.concatenate(images).reshape(-1, _CHANNELS, _SIDE, _SIDE)
-    return ImageSet(torch.from_numpy(pixels), torch.from_numpy(np.concatenate(labels)), classes)
+    return torch.from_numpy(pixels), torch.from_numpy(np.concatenate(labels))
 
 
 def _class_names(archive: CifarArchive, folder: Path) -> tuple[str, ...]:

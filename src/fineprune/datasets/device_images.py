@@ -18,12 +18,11 @@ from fineprune.datasets.image_set import ImageSet
 class DeviceImages:
     """A whole image set on the device, from which any batch can be made.
 
-    The images are stored as one flat row of bytes, image after image, each with its padding and, if
-    flips are needed, followed by its mirror image, and pixel after pixel with the channels of a
-    pixel together. A line of any window is then a contiguous run of bytes, and a batch of windows,
-    mirrored or not, is a single gather of such runs. This takes ``N * (height + 2 * padding) *
-    (width + 2 * padding) * channels`` bytes, and twice as many with flipping (480 MB for CIFAR-10),
-    but flipping then takes no time.
+    The images are one flat row of bytes: image after image, each with its padding and, with flips,
+    followed by its mirror image, and pixel after pixel with its channels together. Then any line of
+    a window, mirrored or not, is one run of bytes, and a batch is a single gather of runs. This
+    takes ``N * (height + 2 * padding) * (width + 2 * padding) * channels`` bytes, twice as many
+    with flips (480 MB for CIFAR-10), and makes flips free.
 
     Args:
         data: The images. A copy of them is stored on the device.
@@ -83,17 +82,15 @@ class DeviceImages:
     def batches(
         self, order: Tensor, epoch: int, size: int
     ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        """Yield ``(index, (x, y))`` for the samples of an order, ``size`` at a time.
+        """Yield ``(index, (x, y))`` for the samples of an order, ``size`` at a time, on the device.
+
+        The images ``x`` are float32, shape (B, channels, height, width), channels last, which is
+        faster for convolutions on most devices; the indices and labels are int64, shape (B,).
 
         Args:
             order: The indices of the samples; int64, shape (n,), on the CPU.
             epoch: The epoch, from 0, that determines crops and flips.
             size: The number of samples of each batch but the last.
-
-        Returns:
-            An iterator over batches on the device: the indices, int64, shape (B,); the images,
-            float32, shape (B, channels, height, width), channels last, which is faster for
-            convolutions on most devices; and the labels, int64, shape (B,).
         """
         if self._drawn is None or self._drawn[0] != epoch:
             drawn = draw(self._augment, seed=self._seed, epoch=epoch, samples=self._samples)

@@ -19,18 +19,12 @@ _ENLARGE = 4
 
 
 def load_digits(train_size: int = 1024) -> tuple[ImageSet, ImageSet]:
-    """Load 1,797 digits as images of shape (3, 32, 32) and split them.
+    """Return 1,797 digits as a training and a test set of images of shape (n, 3, 32, 32).
 
-    The original images have 8x8 pixels with values 0..16. They are scaled to 0..255, each pixel is
-    repeated 4x4 times, and the single channel is repeated three times, so that networks for CIFAR
-    accept them.
-
-    The split does not depend on the seed of a run: all images are shuffled once with a fixed seed,
-    the first ``train_size`` images are the training set, and the others are the test set. A smaller
-    training set is therefore a part of a larger one.
-
-    Returns:
-        (train, test), each with images of shape (n, 3, 32, 32).
+    The values 0..16 of the original 8x8 pixels are scaled to 0..255; each pixel is repeated 4x4
+    times, and the channel three times, so that networks for CIFAR accept them. All images are
+    shuffled once with a fixed seed: the first ``train_size`` are for training, the others for
+    testing. A smaller training set is therefore a part of a larger one.
     """
     if not 1 <= train_size < _IMAGES:
         raise InputError(

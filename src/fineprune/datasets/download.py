@@ -21,15 +21,12 @@ class DownloadError(RunError, ConnectionError):
 
 
 def fetch(url: str, md5: str, directory: Path) -> Path:
-    """Fetch a file into a directory, under the name that it has in its address.
+    """Fetch a file into a directory, under the name that it has in its address; return the file.
 
     Args:
         url: The address; https only.
         md5: The published digest, in hexadecimal.
         directory: Where the file is written; it is created if it does not exist.
-
-    Returns:
-        The written file.
 
     Raises:
         DownloadError: The server cannot be reached, or does not send the file.
@@ -77,13 +74,9 @@ def check_digest(path: Path, md5: str, advice: str) -> None:
 
 
 def unpack(packed: Path, folder: str) -> Path:
-    """Unpack a tar.gz archive that holds one folder, beside the archive.
+    """Unpack a tar.gz archive that holds one folder, beside the archive, and return the folder.
 
-    Members that would be written outside (by their path or through a link) are refused, by the
-    ``data`` filter of ``tarfile``.
-
-    Returns:
-        The unpacked folder.
+    The ``data`` filter of ``tarfile`` refuses members that would be written outside.
     """
     target = packed.parent / folder
     try:
@@ -98,9 +91,7 @@ def unpack(packed: Path, folder: str) -> Path:
                 )
             try:
                 unpacked.rename(target)
-            except OSError:
-                # Several processes may start on one directory at the same time. The folder of the
-                # first one is as good as ours.
+            except OSError:  # Another process may have unpacked it, too, which is as good.
                 if not target.is_dir():
                     raise
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:

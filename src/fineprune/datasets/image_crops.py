@@ -33,9 +33,9 @@ class Crop(NamedTuple):
 def random_resized_crop(width: int, height: int, *, key: tuple[int, int, int], flip: bool) -> Crop:
     """Return a random part of random size and ratio, to be resized to a square.
 
-    The share of the area is uniform in 0.08..1, and the logarithm of the ratio is uniform between
-    those of 3/4 and 4/3. If ten such parts do not fit into the image, the result is the largest
-    part in its centre that has a ratio in these bounds.
+    The share of the area is uniform in 0.08..1, and so is the logarithm of the ratio between those
+    of 3/4 and 4/3. If ten such parts do not fit into the image, the largest part in its centre with
+    such a ratio is taken.
 
     Args:
         width, height: The size of the image in pixels.
@@ -101,9 +101,9 @@ class View:
         size: The height and width of the result, in pixels.
         resize: The length of an image's shorter side at the scale at which a square of ``size`` is
             cut out: in the centre, or at random with ``crop = "crop"``.
-        crop: ``random-resized``, ``crop`` or ``centre``.
-        flip: Whether to mirror images at random; without effect with ``centre``.
-        seed: Seeds random crops and flips, together with the epoch and the index.
+        crop: ``random-resized``, ``crop`` (both at random) or ``centre``.
+        flip: Whether to mirror images at random, except in ``centre``.
+        seed: The seed of random crops and flips.
     """
 
     size: int

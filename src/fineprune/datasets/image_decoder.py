@@ -1,16 +1,15 @@
 """Decodes a part of an image and resizes it: bytes of a file to pixels of one size.
 
-JPEG files are decoded by simplejpeg if it is installed, and all other files by Pillow. Both use
-libjpeg-turbo with the same settings, so that they give the same pixels. A JPEG image that is at
-least twice as large as needed is decoded at a half, a quarter or an eighth of its size, which takes
-less time: the decoder then computes the mean of 2x2, 4x4 or 8x8 pixels.
+JPEG files are decoded by simplejpeg if it is installed, and all others by Pillow; both use
+libjpeg-turbo with the same settings and give the same pixels. A JPEG image that is at least twice
+as large as needed is decoded at a half, a quarter or an eighth of its size, which takes less time.
 
-Pixels are resized by torch with bilinear interpolation and antialiasing: if the image becomes
-smaller, a result depends on all pixels under it, as with ``Image.resize`` of Pillow. Colours
+Pixels are resized by torch, bilinear with antialiasing, as by ``Image.resize`` of Pillow. Colours
 become RGB, with eight bits each. The orientation that a camera writes into a file (EXIF) is not
 applied.
 """
 
+import contextlib
 import importlib
 import io
 import threading
@@ -49,19 +48,14 @@ class BrokenImage(ValueError):
 
 
 def decode(content: bytes, choose: Choose, size: int) -> torch.Tensor:
-    """Decode a JPEG, PNG or WebP file, cut out a part, and resize it.
-
-    Returns:
-        The pixels; uint8, shape (3, size, size).
-    """
+    """Decode a JPEG, PNG or WebP file, cut out a part, resize it; uint8, shape (3, size, size)."""
     if not content:
         raise BrokenImage("the file is empty")
     fast = _simplejpeg()
     if fast is not None and content.startswith(_JPEG_START):
-        try:
+        # Pillow decides on what is damaged, or of a kind that it does not support (CMYK).
+        with contextlib.suppress(ValueError):
             return _decode_jpeg(fast, content, choose, size)
-        except ValueError:
-            pass  # Damaged, or of a kind that it does not support (CMYK): Pillow decides.
     return _decode_any(content, choose, size)
 
 
@@ -116,17 +110,6 @@ def _decode_any(content: bytes, choose: Choose, size: int) -> torch.Tensor:
     return _resized(pixels, size, crop.flip)
 
 
-def has_more_bits(content: bytes) -> bool:
-    """Return whether an image has more than eight bits per pixel, of which eight are kept."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            return image.mode.startswith("I")
-    except Exception:  # A broken file is said when it is used.
-        return False
-
-
 def _eight_bits(image: Any) -> Any:
     """Return the eight highest bits of 16 or, in an image with values below 4096, of 12.
 
@@ -141,8 +124,7 @@ def _eight_bits(image: Any) -> Any:
 
 def _scale(crop: Crop, size: int) -> int:
     """Return by how much an image can be reduced so that the part has at least the wanted size."""
-    smallest = min(crop.width, crop.height)
-    return next((scale for scale in _SCALES if smallest >= scale * size), 1)
+    return next((scale for scale in _SCALES if min(crop.width, crop.height) >= scale * size), 1)
 
 
 def _box(crop: Crop, scale: int) -> tuple[int, int, int, int]:

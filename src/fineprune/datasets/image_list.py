@@ -4,16 +4,13 @@ They are in a folder with one folder per class, or in a list: a CSV file. In mem
 packed arrays, so that loader processes share them with the training.
 """
 
-import csv
 import functools
 import hashlib
 import json
 import logging
 import os
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.image_set import in_another_form
+from fineprune.datasets.image_set import one_form
+from fineprune.datasets.table import table_rows
 from fineprune.errors import MOST_DIGITS, InputError, explaining
 from fineprune.writing import replacing
 
@@ -112,47 +110,39 @@ class ImageList:
         Raises:
             InputError: It has a class that is none of them.
         """
-        numbers = {name: number for number, name in enumerate(classes)}
-        for number, name in enumerate(self.classes):
-            if name not in numbers and (self.labels == number).any():
-                where = self.name(int(np.argmax(self.labels == number)))
-                advice = (
-                    ", which the training set writes in another Unicode form: rename one of them"
-                    if in_another_form(name, classes)
-                    else ""
-                )
-                raise InputError(
-                    f"expected in {self.source} only classes of the training set, got {name!r} in "
-                    f"{where}{advice}"
-                )
-        order = np.array([numbers.get(name, -1) for name in self.classes], np.int32)
-        return replace(self, classes=classes, labels=order[self.labels])
+        numbers = {one_form(name): number for number, name in enumerate(classes)}
+        order = np.array([numbers.get(one_form(name), -1) for name in self.classes], np.int32)
+        labels = order[self.labels]
+        if (labels < 0).any():
+            image = int(np.argmax(labels < 0))
+            raise InputError(
+                f"expected in {self.source} only classes of the training set, got "
+                f"{self.classes[self.labels[image]]!r} in {self.name(image)}"
+            )
+        return replace(self, classes=classes, labels=labels)
 
     def with_numbers(self, classes: int | None) -> "ImageList":
         """Return the list with the classes 0 to ``classes`` - 1 if all labels are such numbers.
 
         Otherwise, the classes that occur are numbered in their order, which is reported if they
-        are numbers. Names of so many digits that int64 may not hold them are not. ``classes`` is
-        the number of classes of the network; None if it is not known.
+        are numbers. ``classes`` is the number of classes of the network; None if it is not known.
         """
-        if not all(name.isascii() and name.isdigit() for name in self.classes):
-            return self
-        if max(map(len, self.classes)) > MOST_DIGITS:
+        if not all(map(_is_number, self.classes)) or max(map(len, self.classes)) > MOST_DIGITS:
             return self
         numbers = [int(name) for name in self.classes]
         if numbers == list(range(len(numbers))):
             return self
         canonical = [str(number) for number in numbers] == list(self.classes)
-        if classes is None or not canonical or max(numbers) >= classes:
-            _LOGGER.warning(
-                "%s has the labels %s, which are numbered 0 to %d in their order%s",
-                *(self.source, f"{self.classes[0]} ... {self.classes[-1]}", len(numbers) - 1),
-                ": set network.classes above the largest label to keep the numbers"
-                if canonical  # Names such as 01 would not be kept.
-                else "",
-            )
-            return self
-        return self.numbered(tuple(str(number) for number in range(classes)))
+        if canonical and classes is not None and max(numbers) < classes:
+            return self.numbered(tuple(str(number) for number in range(classes)))
+        _LOGGER.warning(
+            "%s has the labels %s ... %s, which are numbered 0 to %d in their order%s",
+            *(self.source, self.classes[0], self.classes[-1], len(numbers) - 1),
+            ": set network.classes above the largest label to keep the numbers"
+            if canonical  # Names such as 01 would not be kept.
+            else "",
+        )
+        return self
 
     def _relative(self, image: int) -> bytes:
         start = int(self._ends[image - 1]) + 1 if image else 0
@@ -263,7 +253,10 @@ def _of_csv(file: Path) -> ImageList:
     labels: list[int] = []
     numbers: dict[str, int] = {}
     places: list[str] = []
-    for place, path, label in _rows(file):
+    for place, (path, text) in table_rows(file, ["path", "label"]):
+        label = text.strip()
+        whole = _POINT.fullmatch(label)
+        label = label if whole is None else whole[1]
         if not path or "\0" in path or not label or label == _GAP:
             raise InputError(f"expected a path and a label in {place}, got {path!r} and {label!r}")
         if label == _NO_LABEL:
@@ -289,32 +282,8 @@ def _of_csv(file: Path) -> ImageList:
     return _list(file, list(numbers), places, np.array(labels), paths)
 
 
-def _rows(file: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield the place, the path and the label of each row of a list."""
-    with (
-        file.open(encoding="utf-8-sig", newline="") as opened,
-        explaining(f"expected a table in {file}, cannot read it", csv.Error),
-    ):
-        table = csv.reader(opened)
-        header = [name.strip() for name in next(table, [])]
-        if not header.count("path") == header.count("label") == 1:
-            raise InputError(
-                f"expected one column for each of path and label in the first line of {file}, got "
-                f"{', '.join(header) or 'none'}"
-            )
-        path, label = header.index("path"), header.index("label")
-        for row in table:
-            place = f"line {table.line_num} of {file}"
-            if not any(map(str.strip, row)):
-                continue
-            if len(row) != len(header):
-                raise InputError(
-                    f"expected {len(header)} values in {place}, as in its first line, got "
-                    f"{len(row)}"
-                )
-            text = row[label].strip()
-            whole = _POINT.fullmatch(text)
-            yield place, row[path], text if whole is None else whole[1]
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit()
 
 
 def _list(
@@ -322,10 +291,9 @@ def _list(
 ) -> ImageList:
     """Make a list from classes in any order, after checking that each of them has one name."""
     _check_names(source, names, places)
-    if all(name.isascii() and name.isdigit() for name in names):
+    if all(map(_is_number, names)):
         # By their values, also those with more digits than Python converts.
-        digits = {name: name.lstrip("0") for name in names}
-        classes = sorted(names, key=lambda name: (len(digits[name]), digits[name], name))
+        classes = sorted(names, key=lambda name: (len(name.lstrip("0")), name.lstrip("0"), name))
     else:
         classes = sorted(names)
     numbers = {name: number for number, name in enumerate(classes)}
@@ -335,17 +303,12 @@ def _list(
 
 def _check_names(source: Path, names: list[str], places: list[str]) -> None:
     """Refuse two names of one class, and report names that differ in capitals or spaces only."""
-
-    def form(name: str) -> str:
-        if name.isascii() and name.isdigit():
-            return name.lstrip("0") or "0"
-        return unicodedata.normalize("NFC", name)
-
     known: dict[str, tuple[str, str]] = {}
     alike: dict[str, tuple[str, str]] = {}
     pairs = []
     for name, place in zip(names, places, strict=True):
-        other, there = known.setdefault(form(name), (name, place))
+        form = name.lstrip("0") or "0" if _is_number(name) else one_form(name)
+        other, there = known.setdefault(form, (name, place))
         if other != name:
             raise InputError(
                 f"expected one name for each class, got {other!a} in {there} and {name!a} in "

@@ -2,7 +2,7 @@
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,14 +48,10 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
         others: What else may stand there, for the error message.
     """
     numbers = {str(number): number for number in range(len(classes))}
-    numbers |= {name: number for number, name in enumerate(classes)}
-    if text not in numbers:
+    numbers |= {one_form(name): number for number, name in enumerate(classes)}
+    number = numbers.get(one_form(text))
+    if number is None:
         known = [*classes, *others]
-        if in_another_form(text, known):
-            raise InputError(
-                f"expected the name of a class in {place}, got {shown(text)}, which the training "
-                f"set writes in another Unicode form: write it as there"
-            )
         number_like = text.lstrip("-").isdecimal()  # A similar number is no guess.
         near = [] if number_like else difflib.get_close_matches(text, known, n=1)
         some = ", ".join(known if len(known) <= _MOST_NAMED else [*known[:_MOST_NAMED], "..."])
@@ -63,10 +59,8 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
             f"expected the name or number (0..{len(classes) - 1}) of a class in {place}, got "
             f"{shown(text)}: " + (f"did you mean {near[0]!r}?" if near else f"it may be {some}")
         )
-    number = numbers[text]
-    if text not in classes:  # A spreadsheet writes 3 for the class 03, which has another number.
-        digits = str(number)
-        same = next((name for name in classes if (name.lstrip("0") or "0") == digits), None)
+    if text.isdecimal() and text not in classes:  # A spreadsheet writes 3 for the class 03.
+        same = next((name for name in classes if (name.lstrip("0") or "0") == str(number)), None)
         if same not in (None, classes[number]):
             raise InputError(
                 f"expected the name of a class in {place}, got {text}, which is the name {same} "
@@ -75,21 +69,16 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
     return number
 
 
-def in_another_form(text: str, others: Iterable[str]) -> bool:
-    """Return whether one of the others is the same text in another Unicode form.
-
-    Systems write letters with accents in different forms, which look alike.
-    """
-    same = unicodedata.normalize("NFC", text)
-    return any(other != text and unicodedata.normalize("NFC", other) == same for other in others)
+def one_form(text: str) -> str:
+    """Return a text in one Unicode form: systems write letters with accents in different ones."""
+    return unicodedata.normalize("NFC", text)
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and the standard deviation of each channel over all images and pixels.
 
-    They are computed from values scaled to 0..1, of uint8 images of shape (N, channels, height,
-    width), at least one. The standard deviation is that of the whole population (the sum is divided
-    by the number of pixels).
+    They are those of values scaled to 0..1, of at least one uint8 image, shape (N, channels,
+    height, width); the standard deviation is that of the whole population.
     """
     channels = images.shape[1]
     total = torch.zeros(channels, dtype=torch.float64)

@@ -1,15 +1,14 @@
 """Label files: the user's own label for each image of a training set."""
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.image_set import class_number, in_another_form
+from fineprune.datasets.image_set import class_number, one_form
+from fineprune.datasets.table import table_rows
 from fineprune.errors import MOST_DIGITS, InputError, explaining, shown
 
 # The label of an image that is left out of the training, in text files and in the result.
@@ -19,29 +18,26 @@ DROP_WORD, DROP = "drop", -1
 def read_labels(
     path: Path, classes: Sequence[str], images: int, keys: Sequence[str] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Read one label for each image of a training set.
+    """Return one label for each image of a training set, -1 to leave it out; int64, shape (N,).
 
     Args:
-        path: The file. A file whose name ends in ``.npy`` holds integers of shape (N,), where -1
-            leaves an image out. Any other file is text in UTF-8. If its name ends in ``.csv``, it
-            is a table with the column ``label``, with the column ``key`` or ``index``, and with
-            one row per image in any order, as ``fineprune inspect`` writes it; otherwise it has one
-            label per line. A label is the name or the number of a class (a name counts first), or
-            ``drop``.
+        path: The file: ``.npy`` with integers of shape (N,); ``.csv`` with the column ``label``,
+            with ``key`` or ``index``, and with one row per image in any order, as ``fineprune
+            inspect`` writes it; or a text with one label per line. A label is the name or the
+            number of a class (a name counts first), or ``drop``, in an array -1.
         classes: The name of each class.
         images: The number of images in the training set, N.
         keys: What names each image in the column ``key``, such as its path; None if the images
             have only their indices. Keys count first: an index changes when an image is added.
-
-    Returns:
-        The labels, with -1 for the images to leave out; int64, shape (N,).
     """
-    if path.suffix == ".npy":
-        labels = _from_array(path, classes)
-    elif path.suffix == ".csv":
-        labels = _from_table(path, classes, images, keys)
-    else:
-        labels = _from_text(path, classes)
+    expected = f"expected labels in {path}, cannot read it"
+    with explaining(expected, OSError), explaining(expected, UnicodeError, ": save it as UTF-8"):
+        if path.suffix == ".npy":
+            labels = _from_array(path, classes)
+        elif path.suffix == ".csv":
+            labels = _from_table(path, classes, images, keys)
+        else:
+            labels = _from_text(path, classes)
     if len(labels) != images:
         raise InputError(
             f"expected {images} labels in {path}, one for each image of the training set before "
@@ -69,18 +65,19 @@ def check_class_names(classes: Sequence[str], table: str) -> None:
 
 
 def _from_array(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    expected = f"expected labels in {path}, cannot read it"
-    with explaining(expected, OSError):
-        try:
-            # Mapped, so that a damaged header cannot ask for more memory than the file has bytes.
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            # NumPy's message would advise to allow pickle, which runs code.
-            raise InputError(f"{expected}: no whole array of numbers in NumPy's format") from error
+    try:
+        # Mapped, so that a damaged header cannot ask for more memory than the file has bytes.
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        # NumPy's message would advise to allow pickle, which runs code.
+        raise InputError(
+            f"expected labels in {path}, cannot read it: no whole array of numbers in NumPy's "
+            f"format"
+        ) from error
     integers = isinstance(array, np.ndarray) and np.issubdtype(array.dtype, np.integer)
     if not integers or array.ndim != 1:
-        shown = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "more"
-        raise InputError(f"expected one array of integers of shape (N,) in {path}, got {shown}")
+        given = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "more"
+        raise InputError(f"expected one array of integers of shape (N,) in {path}, got {given}")
     wrong = np.flatnonzero((array < DROP) | (array >= len(classes)))
     if len(wrong):
         raise InputError(
@@ -91,43 +88,20 @@ def _from_array(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
 
 
 def _from_text(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    text = _text(path)
+    text = path.read_text(encoding="utf-8-sig")
     lines = text.removesuffix("\n").split("\n") if text else []
-    return _numbers(enumerate(lines, start=1), path, classes)
+    places = (f"line {line} of {path}" for line in range(1, len(lines) + 1))
+    return _numbers(list(zip(places, lines, strict=True)), path, classes)
 
 
 def _from_table(
     path: Path, classes: Sequence[str], images: int, keys: Sequence[str] | None
 ) -> npt.NDArray[np.int64]:
-    text = _text(path)
-    first = text.partition("\n")[0]
-    separator = max(",;\t", key=first.count)  # Spreadsheets of some countries write semicolons.
-    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
-    columns = [(name or "").strip() for name in table.fieldnames or ()]
-    if "label" not in columns or not {"key", "index"} & set(columns):
-        raise InputError(
-            f"expected the columns index (or key) and label in the first line of {path}, got "
-            f"{', '.join(columns) or 'none'}"
-        )
-    twice = [name for name in ("key", "index", "label") if columns.count(name) > 1]
-    if twice:
-        raise InputError(
-            f"expected one column {twice[0]} in {path}, got {columns.count(twice[0])}: remove the "
-            f"others"
-        )
-    table.fieldnames = columns
-    numbers = None if keys is None else {key: number for number, key in enumerate(keys)}
-    index, lines = [], []
-    with explaining(f"expected a table in {path}, cannot read it", csv.Error):
-        for row in table:
-            if not any((row.get(name) or "").strip() for name in ("key", "index", "label")):
-                continue  # Spreadsheets leave rows of separators alone.
-            place = f"line {table.line_num} of {path}"
-            if row.get("key"):
-                index.append(_of_key(row["key"], place, numbers))
-            else:
-                index.append(_index(row.get("index"), place, images))
-            lines.append((table.line_num, row["label"] or ""))
+    numbers = None if keys is None else {one_form(key): number for number, key in enumerate(keys)}
+    index, labels = [], []
+    for place, (label, key, position) in table_rows(path, ["label"], ["key", "index"]):
+        index.append(_of_key(key, place, numbers) if key else _index(position, place, images))
+        labels.append((place, label))
     there = np.bincount(np.array(index, dtype=np.int64), minlength=images)
     if len(there) and not (there == 1).all():
         image = int(np.flatnonzero(there != 1)[0])
@@ -136,9 +110,9 @@ def _from_table(
             f"expected one row for each of {images} images in {path}, got {there[image]} rows for "
             f"{name}"
         )
-    labels = np.empty(images, dtype=np.int64)
-    labels[index] = _numbers(lines, path, classes)
-    return labels
+    whole = np.empty(images, dtype=np.int64)
+    whole[index] = _numbers(labels, path, classes)
+    return whole
 
 
 def _of_key(key: str, place: str, numbers: Mapping[str, int] | None) -> int:
@@ -147,46 +121,33 @@ def _of_key(key: str, place: str, numbers: Mapping[str, int] | None) -> int:
             f"expected a table without keys in {place}, got the key {shown(key)}: the samples of "
             f"this training set have only their indices, so it was made for another one"
         )
-    if key not in numbers:
-        if in_another_form(key, numbers):
-            raise InputError(
-                f"expected the key of a training sample in {place}, got {shown(key)}, which the "
-                f"training set writes in another Unicode form: write it as there"
-            )
+    number = numbers.get(one_form(key))
+    if number is None:
         raise InputError(
             f"expected the key of a training sample in {place}, got {shown(key)}: the table was "
             f"made for another training set, or the file is gone"
         )
-    return numbers[key]
+    return number
 
 
-def _index(text: str | None, place: str, images: int) -> int:
-    digits = (text or "").strip()
+def _index(text: str, place: str, images: int) -> int:
+    digits = text.strip()
     if not digits.isdecimal() or len(digits) > MOST_DIGITS or int(digits) >= images:
-        raise InputError(f"expected an index of 0 to {images - 1} in {place}, got {shown(digits)}")
+        raise InputError(
+            f"expected an index of 0 to {images - 1}, or a key, in {place}, got {shown(digits)}"
+        )
     return int(digits)
 
 
 def _numbers(
-    lines: Iterable[tuple[int, str]], path: Path, classes: Sequence[str]
+    labels: Sequence[tuple[str, str]], path: Path, classes: Sequence[str]
 ) -> npt.NDArray[np.int64]:
-    """Return the number of each label, which comes with the number of its line."""
+    """Return the number of each label, which comes with its place."""
     check_class_names(classes, str(path))
-    names = frozenset(classes)
-    numbers = {DROP_WORD: DROP}
-    labels = []
-    for line, text in lines:
-        label = text if text in names else text.strip()
-        if label not in names and label.lower() == DROP_WORD:
-            label = DROP_WORD
-        if label not in numbers:
-            place = f"line {line} of {path}"
-            numbers[label] = class_number(place, label, classes, [DROP_WORD])
-        labels.append(numbers[label])
-    return np.array(labels, dtype=np.int64)
-
-
-def _text(path: Path) -> str:
-    expected = f"expected labels in {path}, cannot read it"
-    with explaining(expected, OSError), explaining(expected, ValueError, ": save it as UTF-8"):
-        return path.read_text(encoding="utf-8-sig")
+    known = {name: number for number, name in enumerate(classes)}
+    for place, text in labels:
+        if text not in known:
+            name = text if text in classes else text.strip()
+            left_out = name.lower() == DROP_WORD and name not in classes
+            known[text] = DROP if left_out else class_number(place, name, classes, [DROP_WORD])
+    return np.array([known[text] for _, text in labels], dtype=np.int64)

@@ -17,8 +17,7 @@ def symmetric_noise(labels: Labels, classes: int, share: float, seed: int) -> La
     """Replace a share of the labels by other classes, each of which has the same probability.
 
     Of N labels, exactly ``round(share * N)`` are replaced; which of them, and by which classes,
-    depends on the seed only. With the same labels and seed, the labels that a smaller share
-    replaces are also replaced by a larger share, by the same classes.
+    depends on the seed only. What a smaller share replaces, a larger one replaces in the same way.
     """
     number = round(share * len(labels))
     if number and classes < 2:

@@ -14,11 +14,8 @@ def make_synthetic(
     """Make images from which a network can learn a little; they are the same in every call.
 
     Each class has a coarse pattern of 4x4 colours, and an image is the pattern of its class plus
-    noise of about the same strength. Accuracies on these images mean nothing.
-
-    Returns:
-        (train, test), each with images of shape (n, 3, size, size). The test set has a fifth as
-        many images as the training set, at least one.
+    noise of about the same strength. Accuracies on these images mean nothing. The training and the
+    test set have images of shape (n, 3, size, size); the latter has a fifth as many.
     """
     generator = torch.Generator().manual_seed(_SEED)
     shape = (classes, 3, _PATTERN, _PATTERN)

@@ -165,8 +165,9 @@ class Row:
             without the evaluation.
         predicted_saving: The fraction that the paper's formulas predict; see ``Formulas``.
         time_saved: The fraction of the training time of ``full`` that is saved, paired by seed.
-        seconds_bookkeeping: The time in seconds for selecting samples and recording what the method
-            needs; that of ``watched`` is the cost of evidence on labels.
+        overhead: The seconds of bookkeeping beyond those of ``full``, which orders its samples and
+            takes the mean of their losses, too; paired by seed. That of ``watched`` is the cost of
+            evidence on labels. None for ``full``.
         samples_of_both: The number of sample-steps of a second training, which leaves out suspects,
             and of ``watched``, which found them; None for any other arm.
     """
@@ -186,7 +187,7 @@ class Row:
     seconds_train: float
     predicted_saving: float | None
     time_saved: Difference | None
-    seconds_bookkeeping: float
+    overhead: float | None
     samples_of_both: float | None
 
 
@@ -264,7 +265,7 @@ class Formulas:
     Attributes:
         step: T, the seconds of a step: the median over the epochs of full training.
         steps, steps_full: The number of steps of the run (formula 5) and of full training.
-        overhead: The seconds of the run's own bookkeeping in all epochs.
+        overhead: The seconds of the method's own bookkeeping in all epochs: n_prune times t0.
     """
 
     step: float
@@ -291,7 +292,7 @@ class Formulas:
 def formulas(run: Run, full: Run) -> Formulas:
     """Return what the paper's formulas predict for a run, given full training with its seed."""
     step = statistics.median(line["seconds"] / line["steps"] for line in full.metrics)
-    return Formulas(step, run.summary.steps, full.summary.steps, run.summary.seconds_bookkeeping)
+    return Formulas(step, run.summary.steps, full.summary.steps, _overhead(run, full))
 
 
 def _row(group: Group, arm: str, margin: float) -> Row:
@@ -328,7 +329,7 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         seconds_train=mean(_seconds),
         predicted_saving=mean_known(formulas(*pair).saving for pair in with_full),
         time_saved=mean_difference(saved) if saved else None,
-        seconds_bookkeeping=mean(lambda summary: summary.seconds_bookkeeping),
+        overhead=mean_known(_overhead(*pair) for pair in with_full),
         samples_of_both=mean_known(second),
     )
 
@@ -339,6 +340,10 @@ def _samples(summary: Summary) -> float:
 
 def _seconds(summary: Summary) -> float:
     return summary.seconds_train
+
+
+def _overhead(run: Run, full: Run) -> float:
+    return run.summary.seconds_bookkeeping - full.summary.seconds_bookkeeping
 
 
 def _ratios(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:

@@ -144,7 +144,7 @@ def paper_two(
         changes: Changes of the recipe, as for ``read_recipe``.
         full: Whether to train ResNet-50 as in the paper, with its configurations. They need the
             data and a cluster.
-        seeds: The number of runs of each configuration; 0 for three on the digits, else one.
+        seeds: The number of runs of each configuration; 0 for three, in the full one for one.
         on_progress: See ``OnProgress``.
     """
     recipe = recipe_two(changes, full=full)
@@ -153,7 +153,7 @@ def paper_two(
         folder,
         [configuration(text) for text in (FULL_TWO if full else SMALL_TWO)],
         title="paper 2",
-        seeds=seeds or (3 if recipe.data.name == "digits" else 1),
+        seeds=seeds or (1 if full else 3),
         on_progress=on_progress,
     )
 

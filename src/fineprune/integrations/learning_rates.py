@@ -23,17 +23,15 @@ def give_rates(pruner: Pruner, scheduler: Any, by: str | None) -> str:
         InputError: The scheduler is not one for the steps of this training.
     """
     policy, kind = pruner.policy.name, type(scheduler).__name__
-    if by is None or not isinstance(scheduler, LRScheduler) or _needs_metrics(scheduler):
+    # That of ReduceLROnPlateau needs the loss.
+    needed = (
+        parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        for parameter in inspect.signature(scheduler.step).parameters.values()
+    )
+    if by is None or not isinstance(scheduler, LRScheduler) or any(needed):
         return (
             f"fineprune: {policy} takes the learning rate to be constant, since that of {kind} is "
             f"not known in advance: give the policy rates="
         )
     pruner.set_rates(scheduler, by)
     return f"fineprune: {policy} takes the learning rates from {kind}, which steps per {by[:-1]}"
-
-
-def _needs_metrics(scheduler: LRScheduler) -> bool:
-    parameters = inspect.signature(scheduler.step).parameters.values()
-    return any(
-        one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters
-    )

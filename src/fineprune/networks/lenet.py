@@ -7,8 +7,7 @@ from torch import nn
 class LeNet(nn.Module):
     """Two 5x5 convolutions (6 and 16 channels) and three linear layers (120, 84 and the classes).
 
-    With 3 channels and 10 classes, the network has 62,006 parameters. The input is float images of
-    shape (B, channels, 32, 32). The output is logits of shape (B, classes).
+    Images have 32x32 pixels. With 3 channels and 10 classes, there are 62,006 parameters.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3) -> None:

@@ -1,15 +1,15 @@
 """ResNets (He et al. 2016) in two forms: thin ones for 32x32 images, and those for ImageNet.
 
 Both consist of the same residual blocks, whose parameters have the names of torchvision. In a
-bottleneck block that halves the height and width, the 3x3 convolution has the stride. This form is
-known as v1.5; in the paper, the first 1x1 convolution has it. Convolutions before a batch
-normalisation have no bias, because the normalisation would remove it. The weights are initialised
-as in He et al. 2015, and batch normalisation starts with scale 1 and shift 0, also at the end of a
-block.
+bottleneck block that halves the height and width, the 3x3 convolution has the stride (v1.5), not
+the first 1x1 convolution as in the paper. Convolutions before a batch normalisation have no bias,
+which it would remove. The weights are initialised as in He et al. 2015, and batch normalisation
+starts with scale 1 and shift 0, also at the end of a block.
 """
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +34,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return features of shape (B, width, height / stride, width / stride)."""
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
-        return F.relu(y.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
+        return F.relu(self.bn2(self.conv2(y)).add_(self.downsample(x)), inplace=True)
 
 
 class Bottleneck(nn.Module):
@@ -58,8 +57,10 @@ class Bottleneck(nn.Module):
         """Return features of shape (B, 4 * width, height / stride, width / stride)."""
         y = F.relu(self.bn1(self.conv1(x)), inplace=True)
         y = F.relu(self.bn2(self.conv2(y)), inplace=True)
-        y = self.bn3(self.conv3(y))
-        return F.relu(y.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
+        return F.relu(self.bn3(self.conv3(y)).add_(self.downsample(x)), inplace=True)
+
+
+Block = type[BasicBlock] | type[Bottleneck]
 
 
 class ResNet(nn.Module):
@@ -67,15 +68,12 @@ class ResNet(nn.Module):
 
     ResNet-18/34/50 of the fine-pruning paper have the block counts of the first three stages of the
     ImageNet networks with these names. The stem is one 3x3 convolution; global average pooling and
-    one linear layer follow the stages, whose bias starts at zero.
-
-    The input is float images of shape (B, channels, H, W), with H and W at least 4. The output is
-    logits of shape (B, classes).
+    one linear layer, whose bias starts at zero, follow the stages. H and W are at least 4.
     """
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: Block,
         blocks: Sequence[int],
         classes: int = 10,
         channels: int = 3,
@@ -83,7 +81,7 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(channels, _THIN[0], 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(_THIN[0])
-        self.stages = nn.Sequential(*itertools.chain(*_stages(block, _THIN, blocks)))
+        self.stages = nn.Sequential(*itertools.chain(*stages_of(block, _THIN, blocks, _THIN[0])))
         self.linear = nn.Linear(_THIN[-1] * block.expansion, classes)
         init_convolutions(self)
         nn.init.zeros_(self.linear.bias)
@@ -100,15 +98,13 @@ class ImageNetResNet(nn.Module):
 
     The stem is a 7x7 convolution with stride 2 and a max-pooling. Four stages of widths 64, 128,
     256 and 512 follow, then global average pooling and one linear layer, which is initialised as
-    torch does it, uniform within 1 / sqrt(fan-in). Pretrained weights of torchvision fit.
-
-    The input is float images of shape (B, channels, H, W), usually 224x224; a batch of one needs
-    more than 32x32 while it trains. The output is logits of shape (B, classes).
+    torch does it, uniform within 1 / sqrt(fan-in). Images usually have 224x224 pixels; a batch of
+    one needs more than 32x32 while it trains.
     """
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: Block,
         blocks: Sequence[int],
         classes: int = 1000,
         channels: int = 3,
@@ -116,7 +112,7 @@ class ImageNetResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, _WIDE[0], 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(_WIDE[0])
-        stages = [nn.Sequential(*stage) for stage in _stages(block, _WIDE, blocks)]
+        stages = [nn.Sequential(*stage) for stage in stages_of(block, _WIDE, blocks, _WIDE[0])]
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(_WIDE[-1] * block.expansion, classes)
         init_convolutions(self)
@@ -137,16 +133,14 @@ def init_convolutions(network: nn.Module) -> None:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def _stages(
-    block: type[BasicBlock] | type[Bottleneck], widths: Sequence[int], blocks: Sequence[int]
+def stages_of(
+    block: Any, widths: Sequence[int], blocks: Sequence[int], in_channels: int
 ) -> list[list[nn.Module]]:
     """Return the blocks of each stage. All stages but the first halve the height and width.
 
-    ``widths`` are the numbers of channels of the 3x3 convolutions in each stage. The input of the
-    first stage has as many as its convolutions.
+    ``widths`` are the numbers of channels of the 3x3 convolutions in each stage.
     """
     stages: list[list[nn.Module]] = []
-    in_channels = widths[0]
     for width, number in zip(widths, blocks, strict=True):
         stages.append([])
         for place in range(number):
@@ -156,10 +150,10 @@ def _stages(
     return stages
 
 
-def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Module | None:
-    """Return the projection of a block's shortcut; None if the shape stays the same."""
+def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Return the projection of a block's shortcut, if the shape changes."""
     if in_channels == out_channels and stride == 1:
-        return None
+        return nn.Identity()
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
     )

@@ -15,10 +15,7 @@ class ResNet9(nn.Module):
 
     The form is that of fast trainings on CIFAR-10 (Page 2018, "How to train your ResNet"), by
     default with a quarter of the channels. Unlike the thin ResNets of the papers, it learns even
-    wrong labels by heart within tens of epochs.
-
-    The input is float images of shape (B, channels, H, W), with H and W at least 8. The output is
-    logits of shape (B, classes).
+    wrong labels by heart within tens of epochs. H and W are at least 8.
 
     Args:
         classes: The number of classes.

@@ -18,9 +18,7 @@ _WIDTHS = (64, 128, 256, 512, 512)
 class VGG(nn.Module):
     """Five stages of 3x3 convolutions, and one linear layer.
 
-    The input is float images of shape (B, channels, H, W), with H and W at least 32; the features
-    of larger images are averaged after the last pooling. The output is logits of shape
-    (B, classes).
+    H and W are at least 32; the features of larger images are averaged after the last pooling.
     """
 
     def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:

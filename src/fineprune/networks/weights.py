@@ -4,7 +4,7 @@ import hashlib
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,8 @@ class LoadedWeights(NamedTuple):
 
     Attributes:
         digest: The SHA-256 digest of the file, in hexadecimal.
-        new_head: The name of the last linear layer if the file has another number of classes, so
-            that this layer was left as initialised; None if all weights were loaded.
+        new_head: The name of the last linear layer if it was left as initialised, because the file
+            has another number of classes; None if all weights were loaded.
         classes: The number of classes of the file's last layer; None if all weights were loaded.
     """
 
@@ -48,11 +48,10 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
     """Load the weights of a file into a network.
 
     The file holds a state dict, or a checkpoint that contains one under ``state_dict``, ``model``
-    or ``model_state_dict``. A checkpoint of ``fineprune train`` is such a file; its trained weights
-    are loaded, not their moving average. The names must be those of the network, with or without a
-    leading ``module.``. The last linear layer may have another number of classes; the network's own
-    is then left as it is. The counters of batch normalisations (``num_batches_tracked``), which
-    older files lack, may be missing.
+    or ``model_state_dict``, such as one of ``fineprune train``, whose moving average is not used.
+    The names must be those of the network, with or without a leading ``module.``; the counters of
+    batch normalisations (``num_batches_tracked``) may be missing. If the last linear layer has
+    another number of classes, the network's own is left as it is.
 
     Args:
         network: The network, which is changed in place. Its types and devices stay the same.
@@ -66,26 +65,28 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         if path.suffix == ".safetensors":
-            content = _read_safetensors(file)
+            needed = f"the package safetensors to read {path}"
+            check_installed("safetensors", needed, "safetensors")
+            content = importlib.import_module("safetensors.torch").load(file.read())
         else:
             content = torch.load(file, map_location="cpu", weights_only=True)
     given = _state_dict(content, path)
     own = network.state_dict()
-    head = _last_linear(network, classes)
-    found = None
-    if head is not None and _other_classes(given.get(f"{head}.weight"), own[f"{head}.weight"]):
-        found = len(given[f"{head}.weight"])
-        for name in (f"{head}.weight", f"{head}.bias"):
+    heads = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == classes
+    ]
+    new_head = None
+    if heads and _other_classes(given.get(f"{heads[-1]}.weight"), own[f"{heads[-1]}.weight"]):
+        new_head = heads[-1]
+        found = len(given[f"{new_head}.weight"])
+        for name in (f"{new_head}.weight", f"{new_head}.bias"):
             if name in own and _other_classes(given.get(name), own[name]):
                 given[name] = own[name]
     _check_same(own, given, path)
     network.load_state_dict({**own, **given})
-    return LoadedWeights(digest, None if found is None else head, found)
-
-
-def _read_safetensors(file: BinaryIO) -> Any:
-    check_installed("safetensors", f"the package safetensors to read {file.name}", "safetensors")
-    return importlib.import_module("safetensors.torch").load(file.read())
+    return LoadedWeights(digest, new_head, None if new_head is None else found)
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
@@ -107,16 +108,6 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     if all(name.startswith(_REPLICATED) for name in content):
         return {name.removeprefix(_REPLICATED): value for name, value in content.items()}
     return dict(content)
-
-
-def _last_linear(network: nn.Module, classes: int) -> str | None:
-    """Return the name of the last linear layer that has one output per class; None without one."""
-    names = [
-        name
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == classes
-    ]
-    return names[-1] if names else None
 
 
 def _other_classes(given: Tensor | None, own: Tensor) -> bool:

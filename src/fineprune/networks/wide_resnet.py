@@ -3,11 +3,13 @@
 The weights are initialised as in the paper, after He et al. 2015: normal with variance 2 / fan-out.
 """
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fineprune.networks.resnet import init_convolutions
+from fineprune.networks.resnet import init_convolutions, stages_of
 
 _WIDEN = 10
 _DROPOUT = 0.3
@@ -16,6 +18,8 @@ _WIDTHS = (16 * _WIDEN, 32 * _WIDEN, 64 * _WIDEN)
 
 class WideBlock(nn.Module):
     """Two 3x3 convolutions, each after a normalisation and a ReLU, with dropout between them."""
+
+    expansion = 1
 
     def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -41,23 +45,17 @@ class WideBlock(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-10: a stem of 16, three stages of (depth - 4) / 6 blocks, one linear layer.
 
-    The input is float images of shape (B, channels, H, W), with H and W at least 4. The output is
-    logits of shape (B, classes).
+    H and W are at least 4.
     """
 
     def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
         blocks = (depth - 4) // 6
         self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
-        stages: list[nn.Module] = []
-        in_channels = 16
-        for stage, width in enumerate(_WIDTHS):
-            for place in range(blocks):
-                stages.append(WideBlock(in_channels, width, 2 if stage and not place else 1))
-                in_channels = width
-        self.stages = nn.Sequential(*stages)
-        self.norm = nn.BatchNorm2d(in_channels)
-        self.linear = nn.Linear(in_channels, classes)
+        stages = stages_of(WideBlock, _WIDTHS, (blocks,) * len(_WIDTHS), 16)
+        self.stages = nn.Sequential(*itertools.chain(*stages))
+        self.norm = nn.BatchNorm2d(_WIDTHS[-1])
+        self.linear = nn.Linear(_WIDTHS[-1], classes)
         init_convolutions(self)
         nn.init.zeros_(self.linear.bias)
 

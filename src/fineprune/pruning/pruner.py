@@ -422,8 +422,9 @@ class Pruner(Untraced):
         samples = len(losses) * self._num_ranks
         if self._batch and (samples > self._batch or epoch.done >= epoch.planned):
             check_room(epoch, self.shape, self._num_ranks, samples)
-        if index.is_cpu:
-            epoch.check(index.numpy())
+        numbers = index.numpy() if index.is_cpu else None
+        if numbers is not None:
+            epoch.check(numbers)
         if logits is not None or labels is not None:
             logits = check_logits(logits, labels)
             watch = self.watch or self._new_watch(logits.shape[1])
@@ -433,8 +434,9 @@ class Pruner(Untraced):
             self.watch = watch
         self._open, self._next, self._resumed = epoch, epoch.number, False
         covered = max(samples, self._batch)
-        self._recorder.add(epoch, index, losses, covered, with_logits=logits is not None)
-        self._recorder.reduce_if_full(epoch)
+        watched = logits is not None
+        if self._recorder.add(epoch, index, numbers, losses, covered, with_logits=watched):
+            self._recorder.reduce(epoch)
 
     def _begin(self, epoch: Epoch, losses: torch.Tensor) -> None:
         """Check what can be checked with the first batch of an epoch."""

@@ -55,22 +55,24 @@ class Recorder:
         self,
         epoch: Epoch,
         index: torch.Tensor,
+        numbers: npt.NDArray[np.integer] | None,
         losses: torch.Tensor,
         covered: int,
         *,
         with_logits: bool,
-    ) -> None:
+    ) -> bool:
         """Copy a batch, integers and floating-point losses, shape (B,) each, and count it.
 
-        ``covered`` is how far it brings the epoch, in samples of all ranks.
+        ``numbers`` are the indices if they are on the CPU, and were checked. ``covered`` is how far
+        the batch brings the epoch, in samples of all ranks. Return whether so much waits that a
+        single process should reduce it, so that it takes little memory.
         """
         copied: list[tuple[torch.Tensor, torch.Tensor]] = []
-        waiting, on_cpu = 0, index.is_cpu
-        if self._needed or not on_cpu:
+        waiting = 0
+        if self._needed or numbers is None:
             kept = losses.detach().to(torch.float32, copy=True)
             copied, waiting = [(index.to(torch.int64, copy=True), kept)], len(index)
-        left = epoch.left if epoch.once and on_cpu else None
-        numbers = None if left is None else index.numpy()
+        left = None if numbers is None or not epoch.once else epoch.left
         # From here on, nothing is called, so Ctrl-C cannot stop it half-way: a batch is recorded
         # and counts, or neither.
         self._batches += copied
@@ -81,11 +83,7 @@ class Recorder:
         epoch.done += covered
         if left is not None:
             left[numbers] = False
-
-    def reduce_if_full(self, epoch: Epoch) -> None:
-        """Reduce what waits in a single process if it is much, so that it takes little memory."""
-        if self._waiting >= _REDUCE_AT and self._replicas.size == 1:
-            self.reduce(epoch)
+        return self._waiting >= _REDUCE_AT and self._replicas.size == 1
 
     @uninterrupted()
     def reduce(self, epoch: Epoch) -> None:

@@ -53,19 +53,25 @@ def cost_table(rows: Sequence[Row]) -> Table:
         ("skipped, %", lambda row: percent(row.skipped)),
         ("steps", lambda row: whole(row.steps)),
         ("training, s", lambda row: _seconds(row.seconds_train)),
-        ("predicted to save, %", lambda row: percent(row.predicted_saving)),
-        ("saved, %", lambda row: points(row.time_saved)),
-        ("overhead, s", lambda row: NOTHING if row.arm == WATCHED else _bookkeeping(row)),
+        (
+            "predicted to save, %",
+            lambda row: percent(row.predicted_saving if row.skipped else None),
+        ),
+        ("saved, %", lambda row: points(row.time_saved if row.skipped else None)),
+        ("overhead, s", lambda row: NOTHING if row.arm == WATCHED else decimal(row.overhead, 2)),
     ]
     note = (
         "Means over the seeds. Predicted: the paper's formulas 2 to 7, with the time of a step of "
         "full training, which records nothing. Saved: wall-clock time, relative to full training, "
-        "paired by seed. Overhead: what the method itself records, and selecting samples; it is "
-        "part of the training."
+        "paired by seed. Overhead: what the method spends on recording and on selecting "
+        "samples, beyond the order of the samples and the mean of their losses, which full "
+        "training needs as well."
     )
     if any(row.arm == WATCHED for row in rows):
         of_watched = "evidence on labels, s"
-        columns.append((of_watched, lambda r: _bookkeeping(r) if r.arm == WATCHED else NOTHING))
+        columns.append(
+            (of_watched, lambda r: decimal(r.overhead, 2) if r.arm == WATCHED else NOTHING)
+        )
     if any(row.samples_of_both is not None for row in rows):
         columns.append(("sample-steps of both", lambda row: whole(row.samples_of_both)))
         note += " Both: a second training and the first one, whose suspects it leaves out."
@@ -158,10 +164,6 @@ def found_line(rows: Sequence[FoundRow]) -> str:
         if row["roc_area"] is not None
     ]
     return f"Wrong labels found, ROC area: {', '.join(areas) or NOTHING}"
-
-
-def _bookkeeping(row: Row) -> str:
-    return decimal(row.seconds_bookkeeping, 2)
 
 
 def _seconds(value: float | None) -> str:

@@ -81,7 +81,8 @@ def claims_two(rows: Sequence[ScaleRow], made: Sequence[Forecast]) -> Table:
     """Return the claims of the paper, with what our runs show of them."""
     note = (
         "Computed from the tables below; with few seeds, small differences are due to chance. The "
-        "paper's are ResNet-50 on nodes with four K80 GPUs, so only signs can be compared."
+        "paper's are ResNet-50 on nodes with four K80 GPUs, so only signs can be compared. On 2 "
+        "nodes, the paper's speedup to a loss is above that of the throughput, 1.69 and 1.58."
     )
     claims = [*_of_throughput(rows), *_of_stale_gradients(rows)]
     others = [abs(one.error) for one in made if one.row.configuration not in ("one", "async 1+1")]
@@ -143,7 +144,7 @@ def _of_stale_gradients(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
             "Stale gradients: accuracy minus one process, points (Table 3)",
             f"{100 * theirs:+.1f}",
             f"{100 * loss:+.1f}",
-            _yes(loss < 0),
+            _yes(loss < 0) if one.seeds > 1 else "open",
         )
     slower = [
         (row, row.speedup_to_target, row.speedup)
@@ -153,7 +154,7 @@ def _of_stale_gradients(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
     for row, to_loss, speedup in slower[-1:]:
         yield Claim(
             f"{row.configuration}: the speedup to a loss is below that of the throughput (Table 3)",
-            "4.73 below 6.52 on 8 nodes; 1.69 above 1.58 on 2",
+            "4.73 below 6.52",
             f"{decimal(to_loss, 2)} and {decimal(speedup, 2)}",
             _yes((to_loss or 0) < (speedup or 0)),
         )
@@ -169,8 +170,8 @@ def write_paper_two(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -> N
     throughput, learning, *others = scale_tables(rows, paper=True)
     lead = (
         "Campos, Sastre, Yagües, Bellver, Giró-i-Nieto and Torres: Distributed training strategies "
-        "for a computer vision deep learning algorithm on a distributed GPU cluster (ICCS 2017), "
-        "beside ours."
+        "for a computer vision deep learning algorithm on a distributed GPU cluster (ICCS 2017). "
+        "Its results beside ours."
     )
     runs = [scaled.run for scaled in scaling.runs]
     write_page(

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import fineprune
+from fineprune.errors import InputError
 
 _SUFFIX = ".toml"
 
@@ -24,21 +25,25 @@ def recipe_file(given: Path) -> Path:
     """Return the file of a recipe: the given one if it exists, or else the packaged one.
 
     A file with the name of a packaged recipe comes first, but not a folder, such as one with data.
+
+    Raises:
+        InputError: There is neither.
     """
     if given.is_file():
         return given
-    return packaged_recipes().get(given.as_posix(), given)
-
-
-def nearest_name(given: Path) -> str | None:
-    """Return the name of the packaged recipe that a path without a file may mean.
-
-    The folder may be missing: ``lenet`` means ``paper/lenet``.
-    """
     names = packaged_recipes()
-    by_end = {name: name for name in names} | {Path(name).name: name for name in reversed(names)}
-    wanted = given.with_suffix("").as_posix().removeprefix("recipes/")
-    return next((by_end[end] for end in difflib.get_close_matches(wanted, by_end, n=1)), None)
+    file = names.get(given.as_posix(), given)
+    if not file.exists():
+        # The folder may be missing: ``lenet`` means ``paper/lenet``.
+        by_end = {Path(name).name: name for name in reversed(names)}
+        by_end |= {name: name for name in names}
+        wanted = given.with_suffix("").as_posix().removeprefix("recipes/")
+        near = difflib.get_close_matches(wanted, by_end, n=1)
+        raise InputError(
+            f"expected a recipe file or a name that fineprune recipes lists, cannot read {given}: "
+            f"No such file or directory{f'; did you mean {by_end[near[0]]}?' if near else ''}"
+        )
+    return file
 
 
 def about(text: str) -> str:

@@ -21,7 +21,7 @@ from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.convert import check_known, converted
 from fineprune.training.learning_rate import rate_at
-from fineprune.training.packaged_recipes import nearest_name, recipe_file
+from fineprune.training.packaged_recipes import recipe_file
 from fineprune.training.policies import (
     PruningSettings,
     make_policy,
@@ -233,12 +233,6 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
     """
     try:
         sections = tomllib.loads(recipe_file(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        near = nearest_name(path)
-        raise InputError(
-            f"expected a recipe file or a name that fineprune recipes lists, cannot read {path}: "
-            f"{error.strerror}{'' if near is None else f'; did you mean {near}?'}"
-        ) from error
     except OSError as error:
         raise InputError(f"expected a recipe file, cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

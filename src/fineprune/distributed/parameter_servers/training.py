@@ -47,8 +47,8 @@ from fineprune.errors import RayLost, RunError
 
 # The interval at which the driver looks for what Ray does not report, in seconds.
 _LOOK_SECONDS = 0.5
-# An interval between two looks that shows that this process was suspended.
-_SUSPENDED_SECONDS = 10.0
+# The longest interval between two looks that counts. Beyond it, this process was suspended.
+_LONGEST_LOOK_SECONDS = 2.0
 # If the parameters are rolled back so many times without getting beyond their furthest version, the
 # training ends, because the same cause would kill the server again.
 _FRUITLESS_ROLLBACKS = 5
@@ -80,7 +80,8 @@ class Training:
         # the answers: the actor, and what is called with its answer.
         self._calls: dict[Any, tuple[Process, Then]] = {}
         self._oldest: Any = None
-        self._looked = self._since = time.monotonic()  # since when it is the oldest
+        self._silence = 0.0  # for how long it has been the oldest, in seconds
+        self._looked = time.monotonic()
         # The last state that all servers have saved, and its version. Servers hold neither the
         # buffers nor the frozen parameters.
         if state is None:
@@ -252,29 +253,26 @@ class Training:
 
     @property
     def _starting(self) -> bool:
-        """Whether an actor has not begun."""
         return any(process.where is None for process in (*self._servers, *self._workers))
 
     @property
     def _serving(self) -> bool:
-        """Whether a server has not executed all that it was told."""
         return any(server.pending for server in self._servers)
 
     def _look(self) -> None:
         """Look for an actor that hangs, and at Ray itself."""
         now = time.monotonic()
-        passed = now - self._looked
-        if passed < _LOOK_SECONDS:
+        if now - self._looked < _LOOK_SECONDS:
             return
-        self._looked = now
+        passed, self._looked = min(now - self._looked, _LONGEST_LOOK_SECONDS), now
         answers = self._health.answers()
         waits = answers and self._starting and self._placement.waits(passed)
         # A call waits for older ones only. So nobody but its actor holds up the oldest one, unless
-        # there are no CPUs for it, or this process and perhaps all others were suspended.
+        # there are no CPUs for it.
         oldest, limit = next(iter(self._calls), None), self._strategy.silence_seconds
-        if oldest is not self._oldest or waits or passed > _SUSPENDED_SECONDS:
-            self._oldest, self._since = oldest, now
-        elif oldest is not None and now - self._since > limit:
+        self._silence = 0.0 if waits or oldest is not self._oldest else self._silence + passed
+        self._oldest = oldest
+        if oldest is not None and self._silence > limit:
             self._died(self._calls[oldest][0], f"killed because it did not answer for {limit:g} s")
 
     # -- updates and steps ------------------------------------------------------------------------

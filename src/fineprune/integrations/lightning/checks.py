@@ -4,12 +4,7 @@ import inspect
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import (
-    BatchSizeFinder,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    StochasticWeightAveraging,
-)
+from lightning.pytorch import callbacks
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
@@ -20,28 +15,15 @@ from fineprune.pruning.policies.policy import Policy
 
 # Callbacks that change what the pruning is planned from, and what to do instead.
 _CALLBACKS: dict[type[pl.Callback], str] = {
-    BatchSizeFinder: "find the batch size with a Trainer without pruning",
-    LearningRateFinder: "find the learning rate with a Trainer without pruning",
-    GradientAccumulationScheduler: "set Trainer(accumulate_grad_batches=...) to one number",
-    StochasticWeightAveraging: "average with WeightAveraging, which adds no epoch",
-}
-
-# Settings that must be as they are by default, and what to do instead.
-_SETTINGS = {
-    "reload_dataloaders_every_n_epochs": (0, "leave it out, since losses belong to one data set"),
-    "max_steps": (-1, "leave it out, since max_epochs and the policy say how many there are"),
-    "overfit_batches": (0.0, "leave out DataPruning to overfit"),
-    "limit_train_batches": (1.0, "train on a Subset of the data set instead"),
+    callbacks.BatchSizeFinder: "find the batch size with a Trainer without pruning",
+    callbacks.LearningRateFinder: "find the learning rate with a Trainer without pruning",
+    callbacks.GradientAccumulationScheduler: "set accumulate_grad_batches to one number",
+    callbacks.StochasticWeightAveraging: "average with WeightAveraging, which adds no epoch",
 }
 
 
 def check_trainer(trainer: pl.Trainer, module: pl.LightningModule, policy: Policy) -> None:
     """Raise InputError if a setting of the ``Trainer`` would undo the pruning by ``policy``."""
-    if not isinstance(trainer, pl.Trainer):
-        raise InputError(
-            f"expected a Trainer of lightning.pytorch, got one of {type(trainer).__module__}: "
-            f"import lightning.pytorch instead of pytorch_lightning"
-        )
     for callback in trainer.callbacks:
         for refused, remedy in _CALLBACKS.items():
             if isinstance(callback, refused):
@@ -61,9 +43,15 @@ def check_trainer(trainer: pl.Trainer, module: pl.LightningModule, policy: Polic
         )
     if trainer.fast_dev_run:
         return
-    for name, (wanted, remedy) in {**_SETTINGS, "max_epochs": _epochs_of(policy)}.items():
+    for name, wanted, remedy in (
+        ("max_epochs", policy.epochs, "give the Trainer as many epochs as the policy"),
+        ("max_steps", -1, "leave it out, since max_epochs and the policy say how many there are"),
+        ("overfit_batches", 0.0, "leave out DataPruning to overfit"),
+        ("limit_train_batches", 1.0, "train on a Subset of the data set instead"),
+        ("reload_dataloaders_every_n_epochs", 0, "losses belong to one data set"),
+    ):
         given = getattr(trainer, name)
-        if (given, type(given)) != (wanted, type(wanted)):
+        if (given, type(given)) != (wanted, type(wanted)):  # One batch is 1, and all are 1.0.
             raise InputError(f"expected {name}={wanted}, got {given!r}: {remedy}")
     interval = getattr(trainer, "val_check_interval", 1.0)  # It is missing if it is a time.
     if isinstance(interval, int) and trainer.check_val_every_n_epoch is not None:
@@ -73,16 +61,8 @@ def check_trainer(trainer: pl.Trainer, module: pl.LightningModule, policy: Polic
         )
 
 
-def _epochs_of(policy: Policy) -> tuple[int, str]:
-    return policy.epochs, "give the Trainer as many epochs as the policy"
-
-
 def checked_loader(trainer: pl.Trainer, given: Any) -> DataLoader[Any]:
-    """Return the user's training loader.
-
-    Raises:
-        InputError: The pruning cannot take over its sampler.
-    """
+    """Return the user's training loader. InputError: the pruning cannot take over its sampler."""
     found = _unusable(trainer, given)
     if found is not None:
         raise InputError(

@@ -24,8 +24,7 @@ class LabelWatching(pl.Callback):
     each rank has that of all.
 
     Args:
-        watch: The ``LabelWatch`` that receives the evidence. If ``fit`` trains in other processes
-            (``ddp_spawn``), read the callback's attribute ``watch`` there.
+        watch: The ``LabelWatch`` that receives the evidence.
     """
 
     def __init__(self, watch: LabelWatch) -> None:

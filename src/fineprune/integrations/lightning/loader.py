@@ -1,6 +1,5 @@
-"""The user's training loader with the samples of the plan, and its place in the ``Trainer``."""
+"""The user's training loader with the samples of the plan."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ class PrunedLoader(DataLoader[Any]):
 
     Attributes:
         index: The indices of the last batch, int64, shape (B,); None if they were recorded.
-        shows_all: Whether the length is that of an epoch on all samples.
+        shows_all: Whether the length is that of an epoch on all samples, as before the training.
     """
 
     def __init__(self, loader: DataLoader[Any], pruner: Pruner) -> None:
@@ -40,7 +39,7 @@ class PrunedLoader(DataLoader[Any]):
         collate_fn = IndexedCollate(loader.collate_fn)
         super().__init__(pruner.dataset, sampler=pruner.sampler, collate_fn=collate_fn, **options)
         self.index: torch.Tensor | None = None
-        self.shows_all = False
+        self.shows_all = True
         self._all = pruner.shape.batches_of(pruner.num_samples)
 
     def __iter__(self) -> Any:
@@ -59,20 +58,3 @@ class PrunedLoader(DataLoader[Any]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: the position is in the state of the pruner."""
-
-
-class PrunedSource:
-    """Takes the place of ``source``, from which Lightning gets the loader of the next epoch."""
-
-    def __init__(self, source: Any, loader: Callable[[], PrunedLoader]) -> None:
-        self.source = source
-        self._loader = loader
-
-    def dataloader(self) -> DataLoader[Any]:
-        """Return the training loader of the next epoch."""
-        return self._loader()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "source":  # It is missing while a copy is made.
-            raise AttributeError(name)
-        return getattr(self.source, name)

@@ -1,7 +1,6 @@
 """``DataPruning``, whose epochs begin, resume and end with those of Lightning, and ``record``."""
 
 import os
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -9,12 +8,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch.utils.data import DataLoader, DistributedSampler
 
 from fineprune.errors import InputError
 from fineprune.integrations.learning_rates import give_rates
 from fineprune.integrations.lightning.checks import check_trainer, checked_loader
-from fineprune.integrations.lightning.loader import PrunedLoader, PrunedSource
+from fineprune.integrations.lightning.loader import PrunedLoader
+from fineprune.integrations.resumed import check_same_batches
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner import Pruner
 
@@ -26,29 +25,25 @@ class DataPruning(pl.Callback):
     its sampler, and removes the indices before the module sees a batch. At the end of each epoch,
     the loggers of the ``Trainer`` receive the values of ``Pruner(log=...)``. If the policy uses
     learning rates and was given none, it receives those of the first scheduler that
-    ``configure_optimizers`` returns, and one line says so.
+    ``configure_optimizers`` returns, and one line says so. The seed of the order is that of the
+    loader's ``DistributedSampler``, or else that of ``seed_everything``, or else 0, which with two
+    or more ranks gives the order of Lightning alone.
 
     Args:
         policy: The policy that chooses the samples, of as many epochs as the ``Trainer``.
-        seed: The seed of the order of the samples. By default, the seed of the loader's
-            ``DistributedSampler``, or else that of ``seed_everything``, or else 0. With two or more
-            ranks, this default gives the order of Lightning without pruning.
 
     Raises:
         TypeError: ``policy`` is not a policy.
     """
 
-    def __init__(self, policy: Policy, *, seed: int | None = None) -> None:
+    def __init__(self, policy: Policy) -> None:
         check_is_policy(policy)
         self.policy = policy
-        self._seed = seed
         self._pruner: Pruner | None = None
         self._loader: PrunedLoader | None = None
         # What ``Pruner.record`` is given of a batch that the optimizer has not used yet.
         self._batch: tuple[Any, ...] | None = None
         self._state: dict[str, Any] | None = None  # A state to load.
-        self._has_started = False
-        self._max_steps = -1  # That of the ``Trainer``, while it is another number.
 
     @property
     def pruner(self) -> Pruner:
@@ -59,29 +54,11 @@ class DataPruning(pl.Callback):
         """
         if self._pruner is None:
             raise InputError(
-                "expected a training that has begun in this process, since the callback makes the "
-                "Pruner inside fit(), got none: in configure_optimizers, use "
-                "trainer.estimated_stepping_batches; if fit() trains in other processes "
-                "(ddp_spawn), read the pruner in on_fit_end() of a callback"
+                "expected a training that has begun in this process, since fit() makes the Pruner, "
+                "got none: in configure_optimizers, use trainer.estimated_stepping_batches; with "
+                "ddp_spawn, read the pruner in on_fit_end() of a callback"
             )
         return self._pruner
-
-    def record(
-        self, losses: torch.Tensor, logits: torch.Tensor | None, labels: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Do what the function ``record`` does in the training."""
-        assert self._loader is not None
-        index, self._loader.index = self._loader.index, None
-        if index is None:
-            raise InputError(
-                "expected one call of record() for each batch, got a second one: record the sum of "
-                "the losses of a sample, and use no optimizer that calls training_step more than "
-                "once per step, as LBFGS does"
-            )
-        of_batch = (losses, logits, labels)
-        copies = (None if part is None else part.detach().clone() for part in of_batch)
-        self._batch = index, *copies
-        return self.pruner.weighted(index, losses).mean()
 
     # -- Lightning's hooks ----------------------------------------------------------------------
 
@@ -97,16 +74,14 @@ class DataPruning(pl.Callback):
         if sum(isinstance(callback, DataPruning) for callback in trainer.callbacks) > 1:
             raise InputError("expected one DataPruning in callbacks, got several: leave one")
         check_trainer(trainer, pl_module, self.policy)
-        source = trainer.fit_loop._data_source
-        trainer.fit_loop._data_source = PrunedSource(
-            source, partial(self._loader_of_epoch, trainer, source)
-        )
-        self._max_steps = trainer.max_steps
+        # Each call of fit() makes another source of the loader.
+        trainer.fit_loop._data_source.dataloader = partial(self._loader_of_epoch, trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Make the pruner if there is none, give it the learning rates, and load its state."""
-        loader = self._take_loader(trainer, trainer.fit_loop._data_source.source)
-        trainer.fit_loop.epoch_loop.max_steps = self._max_steps
+        loader = self._take_loader(trainer)
+        if not trainer.fast_dev_run:
+            trainer.fit_loop.epoch_loop.max_steps = -1
         loader.shows_all = False
         trainer.fit_loop._combined_loader = None  # It may have the length that was shown.
         # Afterwards, Lightning loads the state of the schedulers.
@@ -117,15 +92,8 @@ class DataPruning(pl.Callback):
                 by = f"{config.interval}s" if config.frequency == 1 else None
                 rank_zero_info(give_rates(self.pruner, config.scheduler, by))
         if self._state is not None:
-            before, now = self._state.get("shape"), asdict(self.pruner.shape)
-            if before != now:
-                raise InputError(
-                    f"expected to resume with the batches of the checkpoint, {before}, got {now}: "
-                    f"resume with the same numbers, or load the weights into the module and call "
-                    f"fit() without ckpt_path"
-                )
+            check_same_batches(self._state, self.pruner)
             self.pruner.load_state_dict(self._state)
-        self._has_started = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the loaders for this epoch."""
@@ -150,23 +118,14 @@ class DataPruning(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the ``Trainer`` as it was."""
-        source: Any = trainer.fit_loop._data_source
-        if stage == TrainerFn.FITTING and isinstance(source, PrunedSource):
+        if vars(trainer.fit_loop._data_source).pop("dataloader", None) is not None:
             trainer.reload_dataloaders_every_n_epochs = 0
-            trainer.fit_loop.epoch_loop.max_steps = self._max_steps
-            trainer.fit_loop._data_source = source.source
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Leave the ``Trainer`` as it was."""
-        self.teardown(trainer, pl_module, TrainerFn.FITTING)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Save the state of the pruner with the losses of all ranks."""
-        if not self._has_started:
+        if self._loader is None or self._loader.shows_all:
             return
         # A batch counts for Lightning once the optimizer has used it. If an exception comes before
         # that, the resumed run trains the batch again.
@@ -196,35 +155,50 @@ class DataPruning(pl.Callback):
 
     # -- internals ------------------------------------------------------------------------------
 
+    def _note(self, losses: torch.Tensor, *watched: torch.Tensor | None) -> torch.Tensor:
+        """Keep the losses of a batch until the optimizer has used them; return their mean."""
+        assert self._loader is not None
+        index, self._loader.index = self._loader.index, None
+        if index is None:
+            raise InputError(
+                "expected one call of record() for each batch, got a second one: record the sum of "
+                "the losses of a sample, and use no optimizer that calls training_step more than "
+                "once per step, as LBFGS does"
+            )
+        copies = (part if part is None else part.detach().clone() for part in (losses, *watched))
+        self._batch = index, *copies
+        return self.pruner.weighted(index, losses).mean()
+
     def _settle(self) -> None:
         """Record the losses of the batch that the optimizer has used, if there is one."""
         batch, self._batch = self._batch, None
         if batch is not None:
             self.pruner.record(*batch)
 
-    def _loader_of_epoch(self, trainer: pl.Trainer, source: Any) -> PrunedLoader:
+    def _loader_of_epoch(self, trainer: pl.Trainer) -> PrunedLoader:
         """Return the loader of the next epoch, whenever Lightning asks for it."""
-        loader = self._take_loader(trainer, source)
+        loader = self._take_loader(trainer)
         # ``trainer.current_epoch`` is one less if the checkpoint was saved at the end of an epoch.
         epoch = trainer.fit_loop.epoch_progress.current.processed
-        if not self._has_started:
+        if loader.shows_all:
             # Lightning estimates the steps from the batches of the first epoch, but never more than
             # ``max_steps``. So ``estimated_stepping_batches`` is exact in configure_optimizers.
-            loader.shows_all = True
             if not trainer.fast_dev_run:
                 trainer.fit_loop.epoch_loop.max_steps = self.pruner.total_steps()
         elif epoch < self.policy.epochs:  # Otherwise, Lightning will notice the end.
             self.pruner.start_epoch(epoch)
         return loader
 
-    def _take_loader(self, trainer: pl.Trainer, source: Any) -> PrunedLoader:
+    def _take_loader(self, trainer: pl.Trainer) -> PrunedLoader:
         """Return the user's loader with the samples of the pruner; make both only once."""
         if self._loader is None:
-            given = checked_loader(trainer, source.dataloader())
+            source = trainer.fit_loop._data_source
+            given = checked_loader(trainer, type(source).dataloader(source))
+            seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))  # ``seed_everything`` sets it.
             self._pruner = Pruner(
                 given.dataset,
                 self.policy,
-                seed=_order_seed(given) if self._seed is None else self._seed,
+                seed=getattr(given.sampler, "seed", seed),
                 batch_size=given.batch_size,
                 accumulation=trainer.accumulate_grad_batches,
                 drop_last=given.drop_last,
@@ -236,6 +210,7 @@ class DataPruning(pl.Callback):
         return self._loader
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def record(
     module: pl.LightningModule,
     losses: torch.Tensor,
@@ -260,16 +235,6 @@ def record(
     Raises:
         InputError: A shape or a type is wrong, or the losses of this batch were recorded already.
     """
-    mean: torch.Tensor = _record_untraced(module, losses, logits, labels)
-    return mean
-
-
-def _record(
-    module: pl.LightningModule,
-    losses: torch.Tensor,
-    logits: torch.Tensor | None,
-    labels: torch.Tensor | None,
-) -> torch.Tensor:
     if not isinstance(module, pl.LightningModule):
         raise InputError(
             f"expected record(self, losses) in training_step, got {type(module).__name__} first: "
@@ -279,22 +244,10 @@ def _record(
         trainer = module.trainer
     except RuntimeError:  # The module is used without a Trainer.
         return losses.mean()
-    if isinstance(trainer, pl.Trainer) and trainer.training:
-        for callback in trainer.callbacks:
-            if isinstance(callback, DataPruning):
-                return callback.record(losses, logits, labels)
+    for callback in trainer.callbacks if getattr(trainer, "training", False) else ():
+        if isinstance(callback, DataPruning):
+            return callback._note(losses, logits, labels)
     return losses.mean()
-
-
-# A compiled training step must not trace the bookkeeping.
-_record_untraced = torch.compiler.disable(_record)
-
-
-def _order_seed(loader: DataLoader[Any]) -> int:
-    """Return the seed of the order that Lightning alone would have with several ranks."""
-    if isinstance(loader.sampler, DistributedSampler):
-        return loader.sampler.seed
-    return int(os.environ.get("PL_GLOBAL_SEED", "0"))  # ``seed_everything`` sets it.
 
 
 def _log(trainer: pl.Trainer, values: dict[str, float], step: int) -> None:

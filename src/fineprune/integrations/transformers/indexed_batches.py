@@ -1,4 +1,4 @@
-"""IndexedBatches: brings the index of each sample from the training set into ``compute_loss``."""
+"""IndexedBatches: shows a mixin the index, the inputs and the outputs of each training batch."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,47 @@ class IndexedBatches(_Base):
             f"self.data_collator"
         )
 
-    def _take_index(self) -> torch.Tensor | None:
-        """Return the indices of the batch once: int64, shape (B,); None in an evaluation."""
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Compute the loss as the trainer does and, while training, record the batch."""
         index, self._index = self._index, None
-        return index
+        arguments = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
+        if index is None:  # This is an evaluation.
+            return super().compute_loss(model, inputs, **arguments)
+        given, passes = dict(inputs), []  # The trainer may remove the labels.
+
+        def note(model: Any, inputs: Any, outputs: Any) -> None:
+            if torch.is_grad_enabled():
+                passes.append(outputs)
+
+        # To ask for the outputs would cost TRL another forward pass.
+        hook = model.register_forward_hook(note)
+        try:
+            result = super().compute_loss(model, inputs, **arguments)
+        finally:
+            hook.remove()
+        if not passes:
+            raise InputError(
+                "expected compute_loss to call the model that it is given, got one that does not: "
+                "call model(**inputs)"
+            )
+        loss = result[0] if return_outputs else result
+        loss = self._record(index, loss, passes[-1], given, num_items_in_batch)
+        return (loss, result[1]) if return_outputs else loss
+
+    def _record(
+        self, index: torch.Tensor, loss: Any, outputs: Any, inputs: dict[str, Any], num_items: Any
+    ) -> Any:
+        """Record a batch (indices, loss, outputs, inputs); return the loss to backpropagate.
+
+        ``num_items`` is the number of labels of the whole step on all processes; None if unknown.
+        """
+        raise NotImplementedError
+
+    def _labels(self, inputs: dict[str, Any]) -> Any:
+        return inputs.get((self.label_names or ["labels"])[0])

@@ -27,18 +27,10 @@ class WatchingMixin(IndexedBatches):
         super().__init__(*args, **kwargs)
         self.watch = watch
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute the loss as the trainer does and, while training, record the logits."""
-        index = self._take_index()
-        if index is None:  # This is an evaluation.
-            return super().compute_loss(model, inputs, *args, **kwargs)
-        labels = inputs[(self.label_names or ["labels"])[0]]  # The trainer may remove them.
-        loss, outputs = super().compute_loss(
-            model, inputs, *args, **{**kwargs, "return_outputs": True}
-        )
+    def _record(self, index: Any, loss: Any, outputs: Any, inputs: Any, num_items: Any) -> Any:
         by_name = isinstance(outputs, dict)
         logits = outputs["logits"] if by_name else next(part for part in outputs if part.ndim == 2)
-        self.watch.record(index, logits, labels)
+        self.watch.record(index, logits, self._labels(inputs))
         return loss
 
     def train(self, *args: Any, **kwargs: Any) -> Any:

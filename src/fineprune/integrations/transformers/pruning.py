@@ -3,8 +3,6 @@
 import itertools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,15 @@ from transformers import Trainer, TrainerCallback
 
 from fineprune.errors import InputError, explaining
 from fineprune.integrations.learning_rates import give_rates
-from fineprune.integrations.transformers.checks import check_arguments, check_release
+from fineprune.integrations.resumed import check_same_batches
+from fineprune.integrations.transformers.checks import check_training
 from fineprune.integrations.transformers.indexed_batches import IndexedBatches
 from fineprune.integrations.transformers.sample_losses import (
+    REMEDY,
     SampleLosses,
+    check_is_mean,
     classified,
-    divides,
-    labeled,
-    losses_of_samples,
-    predicts_next,
+    losses_and_tokens,
 )
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner import Pruner
@@ -30,6 +28,11 @@ from fineprune.pruning.sampler import PruningSampler
 
 # The file of a checkpoint that holds the pruner's state.
 STATE_FILE = "pruner.pt"
+
+_ADVICE = (
+    ": resume from another checkpoint, which this trainer saved to its end and without "
+    "save_only_model"
+)
 
 
 class PruningMixin(IndexedBatches):
@@ -56,7 +59,7 @@ class PruningMixin(IndexedBatches):
     """
 
     pruner: Pruner
-    _divides: bool | None = None  # Whether the loss is divided by the labels of the whole step.
+    _checked = False  # Whether the losses of the samples were compared with that of their batch.
     _state: dict[str, Any] | None = None  # A state to load.
 
     def __init__(
@@ -67,7 +70,6 @@ class PruningMixin(IndexedBatches):
         **kwargs: Any,
     ) -> None:
         check_is_policy(pruning)
-        check_release()
         super().__init__(*args, **kwargs)
         self._policy = pruning
         self._sample_losses = sample_losses
@@ -77,7 +79,7 @@ class PruningMixin(IndexedBatches):
     # -- the epochs -----------------------------------------------------------------------------
 
     def _make_pruner(self) -> None:
-        check_arguments(self, self._policy)
+        check_training(self, self._policy)
         args = self.args
         of_all = args.world_size if not args.accelerator_config.split_batches else 1
         self.pruner = Pruner(
@@ -95,11 +97,11 @@ class PruningMixin(IndexedBatches):
     def get_train_dataloader(self) -> Any:
         """Return the loader of a new training, and make its pruner."""
         self._make_pruner()
-        self._divides = None
+        self._checked = False
         return super().get_train_dataloader()
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return WholeEpochs(self.pruner.sampler)
+        return _WholeEpochs(self.pruner.sampler)
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
         """Return what the ``Trainer`` does, with the steps of the policy."""
@@ -117,21 +119,16 @@ class PruningMixin(IndexedBatches):
                 print(line, file=sys.stderr, flush=True)
         return scheduler
 
-    def _init_training_state(
-        self,
-        max_steps: Any,
-        num_update_steps_per_epoch: Any,
-        num_train_epochs: Any,
-        resume_from_checkpoint: Any,
-        trial: Any,
-    ) -> tuple[int, int]:
-        super()._init_training_state(
-            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-        )
-        self._state = None
-        if resume_from_checkpoint is None:
+    def _init_training_state(self, *given: Any) -> tuple[int, int]:
+        super()._init_training_state(*given)
+        self._state, resumed = None, given[3]
+        if resumed is None:
             return 0, 0
-        self._state = state = read_state(Path(resume_from_checkpoint, STATE_FILE), self.pruner)
+        file = Path(resumed, STATE_FILE)
+        # For damaged files, torch raises many types of exceptions.
+        with explaining(f"expected the pruner in {file}, cannot read it", Exception, _ADVICE):
+            self._state = state = torch.load(file, weights_only=True)
+            check_same_batches(state, self.pruner)
         epoch, progress = state["epoch"], state["progress"]
         if progress is None:
             return epoch, 0
@@ -154,14 +151,7 @@ class PruningMixin(IndexedBatches):
     def _run_epoch(self, **given: Any) -> None:
         epoch = given["epoch"]
         self.pruner.start_epoch(epoch)
-        batches = len(given["train_dataloader"])
-        if batches != self.pruner.batches(epoch):
-            raise InputError(
-                f"expected a training loader of {self.pruner.batches(epoch)} batches, with the "
-                f"sampler of the trainer, got one of {batches}: leave get_train_dataloader as it "
-                f"is in transformers.Trainer, and give a data_collator"
-            )
-        given["steps_in_epoch"] = batches
+        given["steps_in_epoch"] = self.pruner.batches(epoch)
         given["num_update_steps_per_epoch"] = self.pruner.steps(epoch)
         super()._run_epoch(**given)
 
@@ -174,98 +164,53 @@ class PruningMixin(IndexedBatches):
 
     # -- the losses -----------------------------------------------------------------------------
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
-        """Compute the loss as the trainer does and, while training, record the samples' losses.
-
-        If the plan has weights, their effect is added to the loss.
-        """
-        arguments = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
-        index = self._take_index()
-        if index is None:  # This is an evaluation.
-            return super().compute_loss(model, inputs, **arguments)
-        given = dict(inputs)  # The trainer may remove the labels.
-        with outputs_of(model) as passes:
-            result = super().compute_loss(model, inputs, **arguments)
-        if not passes:
-            raise InputError(
-                "expected compute_loss to call the model that it is given, got one that does not: "
-                "call model(**inputs)"
-            )
-        loss = result[0] if return_outputs else result
-        loss = self._record(index, loss, passes[-1], given, num_items_in_batch)
-        return (loss, result[1]) if return_outputs else loss
-
-    def _record(
-        self, index: torch.Tensor, loss: Any, outputs: Any, inputs: Any, num_items: Any
-    ) -> Any:
+    def _record(self, index: Any, loss: Any, outputs: Any, inputs: Any, num_items: Any) -> Any:
         """Record the losses of a batch, and return its loss with the weights of the plan."""
-        pruner, labels = self.pruner, inputs.get((self.label_names or ["labels"])[0])
+        pruner, labels = self.pruner, self._labels(inputs)
         logits = outputs.get("logits") if isinstance(outputs, dict) else None
-        watched = (
-            (logits, labels) if pruner.policy.needs_ranking and classified(logits, labels) else ()
-        )
-        weights = pruner.plan.weights
-        if weights is None and not pruner.policy.learns_from_losses:
+        watches = pruner.policy.needs_ranking and classified(logits, labels)
+        watched = (logits, labels) if watches else ()
+        weighted = pruner.plan.weights is not None
+        if not weighted and not pruner.policy.learns_from_losses:
             pruner.record(index, torch.zeros(len(index)), *watched)
             return loss
-        model = self.accelerator.unwrap_model(self.model)
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
-        shifts = predicts_next(model)
-        with torch.set_grad_enabled(weights is not None):
+        with torch.set_grad_enabled(weighted):
             if self._sample_losses is not None:
-                losses = self._sample_losses(outputs, inputs)
+                losses, tokens = self._sample_losses(outputs, inputs), torch.ones_like(index)
             else:
-                kind = getattr(getattr(model, "config", None), "problem_type", None)
-                losses = losses_of_samples(
+                losses, tokens = losses_and_tokens(
+                    self.accelerator.unwrap_model(self.model),
                     outputs,
                     labels,
-                    smoothing=self.args.label_smoothing_factor,
-                    shifts=shifts,
-                    multi_label=kind == "multi_label_classification",
+                    self.args.label_smoothing_factor,
                 )
         if losses.shape != index.shape:
             raise InputError(
                 f"expected one loss for each of the {len(index)} samples of a batch, got losses of "
-                f"shape {tuple(losses.shape)}: give the trainer sample_losses=function(outputs, "
-                f"inputs) if there is one; texts packed into one row have none"
+                f"shape {tuple(losses.shape)}: {REMEDY}; texts packed into one row have none"
             )
-        tokens = labeled(labels, shifts=shifts) if isinstance(labels, torch.Tensor) else None
-        tokens = torch.ones_like(index) if tokens is None or len(tokens) != len(index) else tokens
-        scale = self._scale(num_items)
-        known = self._sample_losses is None or weights is not None
-        if known and self._divides is None and loss.isfinite():
-            self._divides = divides(loss.item(), losses, tokens, num_items, scale)
+        total = (losses.detach() * tokens).sum()
+        if (weighted or self._sample_losses is None) and not self._checked and loss.isfinite():
+            self._checked = True
+            # The Trainer divides by the labels of this batch, or by those of the whole step; then,
+            # it may multiply by the number of processes, whose gradients DDP averages.
+            numbers = [float(tokens.sum().clamp(min=1))]
+            if num_items is not None:
+                numbers += [float(num_items), float(num_items) / self.accelerator.num_processes]
+            check_is_mean(loss.item(), total.item(), numbers)
         pruner.record(index, losses.detach(), *watched)
-        if weights is None:
+        if not weighted:
             return loss
-        total = num_items if self._divides and num_items is not None else tokens.sum().clamp(min=1)
         added = pruner.weighted(index, losses) - losses
-        return loss + scale * (tokens * added).sum() / total
-
-    def _scale(self, num_items: Any) -> int:
-        """Return by what the ``Trainer`` multiplies a loss, since DDP averages the gradients."""
-        averages = self.args.average_tokens_across_devices and (
-            self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-        )
-        return self.accelerator.num_processes if averages and num_items is not None else 1
+        return loss + (loss.detach() / total).nan_to_num() * (tokens * added).sum()
 
 
 class PruningTrainer(PruningMixin, Trainer):
     """The ``Trainer`` of ``transformers`` with pruning; see ``PruningMixin`` for the arguments."""
 
 
-class WholeEpochs(Sampler[int]):
-    """A pruning sampler that begins a resumed epoch at its start, since ``Trainer`` itself skips.
-
-    Args:
-        sampler: The sampler of a pruner with one replica.
-    """
+class _WholeEpochs(Sampler[int]):
+    """Begins a resumed epoch at its start, since the ``Trainer`` itself skips."""
 
     def __init__(self, sampler: PruningSampler) -> None:
         self._sampler = sampler
@@ -289,41 +234,3 @@ class _EndEpoch(TrainerCallback):
         whole = position.batches == pruner.batches(position.epoch)
         if whole or control.should_epoch_stop:
             pruner.end_epoch()
-
-
-@contextmanager
-def outputs_of(model: torch.nn.Module) -> Iterator[list[Any]]:
-    """Collect the outputs of the passes with gradients through a model inside ``with``."""
-    passes: list[Any] = []
-
-    def keep(model: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        if torch.is_grad_enabled():
-            passes.append(outputs)
-
-    hook = model.register_forward_hook(keep)
-    try:
-        yield passes
-    finally:
-        hook.remove()
-
-
-def read_state(file: Path, pruner: Pruner) -> dict[str, Any]:
-    """Return the state of the pruner in a checkpoint, for a training with steps of the same size.
-
-    Raises:
-        InputError: The file is missing or damaged, or the steps have another size.
-    """
-    advice = (
-        ": resume from another checkpoint, which this trainer saved to its end and without "
-        "save_only_model"
-    )
-    # For damaged files, torch raises many types of exceptions.
-    with explaining(f"expected the pruner in {file}, cannot read it", Exception, advice):
-        state: dict[str, Any] = torch.load(file, weights_only=True)
-        before = state["shape"]
-    if before != asdict(pruner.shape):
-        raise InputError(
-            f"expected to resume with the batches of the checkpoint, {before} (batch_size is that "
-            f"of all processes together), got {asdict(pruner.shape)}: resume with the same numbers"
-        )
-    return state

@@ -4,9 +4,7 @@ A broken file does not end a run: it is replaced by another sample of its batch,
 of batches and their sizes stay as planned on every rank.
 """
 
-import contextlib
 import io
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,13 +18,11 @@ from torch.utils.data import default_collate
 from fineprune.datasets.augment import Normalise
 from fineprune.datasets.broken_files import Broken, BrokenFiles
 from fineprune.datasets.image_crops import View
-from fineprune.datasets.image_decoder import BrokenImage, check_decoder, decode, has_more_bits
+from fineprune.datasets.image_decoder import BrokenImage, check_decoder, decode
 from fineprune.datasets.image_list import ImageList, find_images, load_images, save_images
 from fineprune.training.data.loaded import Keys, Loaded, LoadedSource
 from fineprune.training.data.source import UNREADABLE
 from fineprune.training.recipe import Recipe
-
-_LOGGER = logging.getLogger(__name__)
 
 # The mean and the standard deviation of the channels of ImageNet's training images, scaled to 0..1,
 # with which published networks are trained.
@@ -173,13 +169,6 @@ def open_files(recipe: Recipe, folder: Path | None) -> tuple[FileSource, FileSou
         )
 
     train = _images(Path(settings.train), "train", folder).with_numbers(recipe.network.classes)
-    with contextlib.suppress(OSError):  # The first file may be missing.
-        if has_more_bits(train.read(0)):
-            _LOGGER.warning(
-                "%s has images of more than 8 bits, of which 8 are kept: the highest of 16 or, in "
-                "an image with values below 4096, of 12",
-                train.source,
-            )
     if settings.validation:
         return source(train), None
     assert settings.test is not None
