@@ -60,7 +60,7 @@ def test_a_row_equals_the_numbers_computed_by_hand():
     assert row.seconds_train == pytest.approx(640 / 3)
     # The seeds save 10 %, 15 % and 5 %. The sums of the seconds would give 8.6 %.
     assert row.time_saved.mean == pytest.approx(0.10)
-    # With steps of 1, 4 and 2 s, 88 steps and 1.5, 2 and 1 s of overhead save 10.5, 11.5 and 11.5 %.
+    # Steps of 1, 4, 2 s, 88 of them and 1.5, 2, 1 s of overhead save 10.5, 11.5 and 11.5 %.
     assert row.predicted_saving == pytest.approx((0.105 + 0.115 + 0.115) / 3)
     assert row.overhead == pytest.approx((1.5 + 2 + 1) / 3)
     assert full.overhead is None
