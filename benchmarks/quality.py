@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import fineprune as fp
 from fineprune.datasets.digits import load_digits
-from fineprune.training.detection import detection
+from fineprune.training.results import detection
 
 SEEDS = 3
 

@@ -379,13 +379,6 @@ def test_a_numbered_gpu_for_several_ranks_is_refused(monkeypatch):
         joined("cuda:1").__enter__()
 
 
-def test_a_single_process_forms_a_group_of_one():
-    with joined("cpu") as ranks:
-        assert ranks == RankGroup(0, 1)
-        assert not dist.is_initialized()
-        assert ranks.from_main(lambda: 3) == 3
-
-
 def join_over_no_device(rank, port):
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.update(address, RANK=str(rank), WORLD_SIZE="2", GLOO_SOCKET_IFNAME="nowhere0")

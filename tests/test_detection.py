@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from fineprune.runs.summary import Detection
-from fineprune.training.detection import detection
+from fineprune.training.results import detection
 
 WRONG = st.lists(st.booleans(), min_size=1, max_size=40)
 

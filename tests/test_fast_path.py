@@ -18,7 +18,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.local_epochs import LocalEpochs
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.recipe import make_recipe
-from fineprune.training.settings.training import OptimizerName, TrainingSettings
+from fineprune.training.settings import OptimizerName, TrainingSettings
 from fineprune.training.trainer import train
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,26 +1,20 @@
-"""Fine-tuning: frozen parts, and learning rates of their own for parts of a network."""
+"""Fine-tuning: frozen parts of a network."""
 
-import functools
 import re
 import tomllib
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 from resuming import train_until
 from torch import nn
 
-from fineprune.distributed.optimizer_rate import set_rate
-from fineprune.distributed.parameter_servers.flat_layout import flat_layout
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.optimizer import build_optimizer
-from fineprune.training.parameter_prefixes import check_prefixes, freeze, training_mode
+from fineprune.training.network import freeze, training_mode
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
-from fineprune.training.settings.training import OptimizerName, TrainingSettings
 from fineprune.training.trainer import train
 
 RECIPE = {
@@ -57,8 +51,7 @@ def test_frozen_parts_and_their_statistics_do_not_change(tmp_path):
 
 @pytest.mark.long
 def test_a_stopped_run_with_frozen_parts_is_resumed_bit_for_bit(tmp_path, monkeypatch):
-    changes = [FREEZE, "training.lr_scale={fc = 10.0, layer4 = 0.5}", "training.epochs=2"]
-    recipe = make_recipe(RECIPE, changes)
+    recipe = make_recipe(RECIPE, [FREEZE, "training.epochs=2"])
     train(recipe, tmp_path / "whole")
     middle = lambda state: state["epoch_so_far"] and state["epoch_so_far"]["batches"] == 2  # noqa: E731
     train_until(middle, recipe, tmp_path / "stopped", monkeypatch)
@@ -108,24 +101,6 @@ def test_prefixes_consist_of_whole_parts_of_names():
             "parameters to train, got none with network.freeze = .*: leave some of them unfrozen",
         ),
         ("network.freeze=layer1", "expected network.freeze to be a list, got 'layer1'"),
-        ("training.lr_scale={head = 10}", "training.lr_scale .* got 'head': did you mean"),
-        (
-            "training.lr_scale={fc = 0}",
-            "lr_scale of each key to be above 0, got",
-        ),
-        (
-            "training.lr_scale={fc = nan}",
-            r"training\.lr_scale\.fc to be a finite number, got nan",
-        ),
-        (
-            "training.lr_scale={fc = true}",
-            "lr_scale of each key to be a number, got",
-        ),
-        (
-            "training.lr_scale={fc = {bias = 2}}",
-            "lr_scale of each key to be a number, got",
-        ),
-        ("training.lr_scale=10", "expected training.lr_scale to be a table, got 10"),
     ],
 )
 def test_what_names_no_parameters_is_refused_in_one_line(change, told, tmp_path):
@@ -135,90 +110,11 @@ def test_what_names_no_parameters_is_refused_in_one_line(change, told, tmp_path)
     assert not (tmp_path / "run/recipe.toml").exists()
 
 
-def test_a_rate_of_frozen_parameters_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"lr_scale .* got 'layer1': did you mean 'layer[2-4]"):
-        train(make_recipe(RECIPE, [FREEZE, "training.lr_scale={layer1 = 0.1}"]), tmp_path / "run")
-
-
-SCALES = {"0": 10.0, "3": 0.5, "3.bias": 2.0}
-
-
-def small():
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 3))
-
-
-def gradients(model, step):
-    generator = torch.Generator().manual_seed(step)
-    return [torch.randn(p.shape, generator=generator) for p in model.parameters()]
-
-
-@pytest.mark.parametrize("name", get_args(OptimizerName))
-def test_factors_multiply_the_rates_of_their_parameters(name):
-    """Each part is updated as by an optimizer with the multiplied rate, while the rate changes."""
-    settings = TrainingSettings(optimizer=name, lr_scale=SCALES)
-    model = small()
-    optimizer = build_optimizer(model.named_parameters(), settings)
-    factors = {
-        "0.weight": 10,
-        "0.bias": 10,
-        "2.weight": 1,
-        "2.bias": 1,
-        "3.weight": 0.5,
-        "3.bias": 2,
-    }
-    alone = {
-        key: build_optimizer([p], TrainingSettings(optimizer=name))
-        for key, p in small().named_parameters()
-    }
-    for step, rate in enumerate((0.1, 0.1, 0.02)):
-        set_rate(optimizer, rate)
-        for p, gradient in zip(model.parameters(), gradients(model, step), strict=True):
-            p.grad = gradient
-        optimizer.step()
-        for (key, one), gradient in zip(alone.items(), gradients(model, step), strict=True):
-            one.param_groups[0]["params"][0].grad = gradient
-            set_rate(one, rate * factors[key])
-            one.step()
-    for key, p in model.named_parameters():
-        assert torch.equal(p, alone[key].param_groups[0]["params"][0]), key
-
-
-@pytest.mark.parametrize("servers", [1, 2, 3])
-@pytest.mark.parametrize("name", get_args(OptimizerName))
-def test_servers_apply_the_factors_to_their_pieces(name, servers):
-    settings = TrainingSettings(optimizer=name, lr_scale=SCALES)
-    model, served = small(), small()
-    optimizer = build_optimizer(model.named_parameters(), settings)
-    layout = flat_layout(served, servers)
-    values, slots = layout.bind(served)
-    make = functools.partial(build_optimizer, settings=settings)
-    parts = []
-    for server in range(servers):
-        part = layout.part(server)
-        names, sizes = map(list, zip(*layout.pieces(server), strict=True))
-        pieces = values[part].split(sizes)
-        for piece, slot in zip(pieces, slots[part].split(sizes), strict=True):
-            piece.grad = slot
-        parts.append(make(list(zip(names, pieces, strict=True))))
-    for step, rate in enumerate((0.1, 0.02)):
-        for one in (model, served):
-            for p, gradient in zip(one.parameters(), gradients(one, step), strict=True):
-                p.grad = gradient if p.grad is None else p.grad.copy_(gradient)
-        for one in (optimizer, *parts):
-            set_rate(one, rate)
-            one.step()
-    for p, other in zip(model.parameters(), served.parameters(), strict=True):
-        torch.testing.assert_close(p, other, rtol=1e-6, atol=1e-7)
-
-
 def test_the_settings_of_the_page_are_valid():
     page = (Path(__file__).parent.parent / "docs/fine-tuning.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     recipe = make_recipe({"data": {"name": "synthetic"}, **tomllib.loads(shown)})
-    assert recipe.training.lr_scale == {"fc": 10.0, "layer2": 0.1}
     with torch.device("meta"):
         network = build_network(recipe.network.name, 20, 3)
-    names = [name for name, _ in network.named_parameters()]
-    check_prefixes("these", (*recipe.network.freeze, *recipe.training.lr_scale), names)
+    freeze(network, recipe.network.freeze)
+    assert not network.get_parameter("layer1.0.conv1.weight").requires_grad

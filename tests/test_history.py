@@ -14,8 +14,8 @@ from fineprune.errors import InputError
 from fineprune.runs.history import read_evidence, read_history
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import read_training_set
+from fineprune.training.epoch_totals import PARTS, EpochTotals
 from fineprune.training.recipe import make_recipe
-from fineprune.training.sample_history import SampleHistory
 from fineprune.training.trainer import train
 
 RECIPE = {
@@ -77,9 +77,9 @@ def test_an_epoch_is_written_with_two_bytes_per_sample(whole):
 
 
 def test_losses_that_are_not_finite_or_too_large_are_infinite():
-    history = SampleHistory(4, "cpu")
-    history.add(torch.tensor([2, 0, 3]), torch.tensor([1.0, torch.nan, 1e6]))
-    stored = history.merged(RankGroup(0, 1))
+    totals = EpochTotals(torch.zeros(PARTS), torch.full((4,), -torch.inf, dtype=torch.float16))
+    totals.add(torch.tensor([2, 0, 3]), torch.tensor([1.0, torch.nan, 1e6]), 1)
+    stored = totals.merged_history(RankGroup(0, 1))
     assert stored.tolist() == [torch.inf, -torch.inf, 1.0, torch.inf]
 
 

@@ -1,6 +1,5 @@
 """Which images a folder or a CSV file names, and what is wrong with others."""
 
-import json
 import os
 import pickle
 import re
@@ -13,7 +12,6 @@ import pytest
 from made_images import CLASSES, image_bytes, write_folder
 
 from fineprune.datasets.image_list import find_images, load_images, save_images
-from fineprune.datasets.image_set import class_number
 from fineprune.errors import InputError
 
 IMAGES = 12
@@ -206,14 +204,6 @@ def test_a_folder_of_parts_names_the_folder_to_use(train, others, tmp_path):
     assert "train" in find_images(write_folder(tmp_path / "more" / "train", 2).parent).classes
 
 
-def test_names_of_thousands_of_digits_are_no_numbers(tmp_path, caplog):
-    long = "7" * 5000
-    images = find_images(listed(tmp_path, "3", long)).with_numbers(2)
-    assert images.classes == ("3", long)
-    assert not caplog.records
-    assert class_number("a table", "1", images.classes) == 1
-
-
 def test_a_path_that_a_list_repeats_has_a_key_of_its_own(tmp_path):
     keys = find_images(listed(tmp_path, 0, 1, 1)).keys()
     assert keys == (NAME, f"{NAME}#2", f"{NAME}#3")
@@ -319,43 +309,3 @@ def test_the_labels_of_a_test_set_must_be_classes_of_the_training_set(tmp_path):
         find_images(listed(tmp_path, "dark", "dim")).numbered(train.classes)
     other_form = find_images(listed(tmp_path, "cafe\u0301"))
     assert other_form.numbered((*train.classes, "caf\u00e9")).labels.tolist() == [2]
-
-
-# Prints how many bytes of private memory each image of a list takes.
-MEMORY = """
-import json, sys
-from pathlib import Path
-from fineprune.datasets.image_list import find_images
-
-def anonymous():
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("Anonymous:"):
-            return int(line.split()[1]) * 1024
-
-before = anonymous()
-images = find_images(Path(sys.argv[1]))
-names = sum(len(images.name(i)) for i in range(0, len(images), 100))
-print(json.dumps([len(images), (anonymous() - before) / len(images), int(images.labels.sum())]))
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_many_images_take_little_memory(tmp_path):
-    number = 300_000
-    write_folder(tmp_path / "files", 2)
-    with (tmp_path / "list.csv").open("w") as file:
-        file.write(f"path,label\n{NAME},0\n")
-        for i in range(1, number):
-            file.write(f"n01440764/n01440764_{i:07}.JPEG,{i % 1000}\n")
-    # The second one makes the C library give back all memory that was freed.
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY, tmp_path / "list.csv"],
-        env={**os.environ, "MALLOC_TRIM_THRESHOLD_": "65536"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found, memory, labels = json.loads(done.stdout)
-    assert (found, labels) == (number, sum(i % 1000 for i in range(number)))
-    assert memory < 80

@@ -113,7 +113,7 @@ def test_each_card_shows_the_picture_of_its_sample(run, tmp_path):
     write_inspection(inspected, tmp_path / "page.html", most=100)
     loaded = load_data(make_recipe(RECIPE))
     source: Any = loaded.train
-    pictures = dict(zip(loaded.chosen.index.tolist(), source._chosen.numpy(), strict=True))
+    pictures = dict(zip(loaded.train.index.tolist(), source._chosen.numpy(), strict=True))
     shown = cards((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert len(shown) == 100
     for card in shown:
@@ -248,8 +248,8 @@ def test_every_sample_has_one_row_the_most_suspicious_first(run, table):
 def test_the_suspects_are_wrong_and_the_suggestions_are_right(full, table):
     clean = make_recipe(RECIPE, ["data.label_noise=0.0"])
     data = load_data(clean)
-    assert data.labels is not None
-    true = dict(zip(data.chosen.index.tolist(), data.labels.tolist(), strict=True))
+    assert data.train.labels is not None
+    true = dict(zip(data.train.index.tolist(), data.train.labels.tolist(), strict=True))
     suspects = table(full)[:20]
     wrong = [row for row in suspects if int(row["label"]) != true[int(row["index"])]]
     assert len(wrong) >= 18
@@ -261,7 +261,7 @@ def test_an_unedited_table_gives_the_labels_of_the_run(run, table, tmp_path):
     data = {**RECIPE["data"], "label_noise": None, "labels": str(tmp_path / "labels.csv")}
     recipe = make_recipe({**RECIPE, "data": data})
     np.testing.assert_array_equal(
-        load_data(recipe).labels, read_training_set(run, SAMPLES).trained_labels
+        load_data(recipe).train.labels, read_training_set(run, SAMPLES).trained_labels
     )
 
 

@@ -302,18 +302,6 @@ def test_a_process_that_is_forked_in_a_block_has_the_handlers_of_before():
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_handler_of_the_user_is_called_after_the_block():
-    told = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-    try:
-        with uninterrupted():
-            signal.raise_signal(signal.SIGTERM)
-            assert told == []
-        assert told == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def test_other_threads_have_nothing_to_hold_back():
     found = []
 

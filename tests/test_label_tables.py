@@ -192,7 +192,7 @@ def test_a_table_of_image_files_names_their_paths_and_changes_nothing(of_files, 
     assert sum(int(row["key"][2:5]) < WRONG for row in rows[:10]) >= 5
     again = load_data(recipe(files(folder, labels=str(table))))
     before = load_data(recipe(files(folder)))
-    assert (again.labels == before.labels).all()
+    assert (again.train.labels == before.train.labels).all()
     assert again.num_samples == 70
     assert f"  suspect {rows[0]['key']}: labelled {rows[0]['label']}" in said
 
@@ -203,7 +203,7 @@ def test_a_table_finds_its_images_by_their_paths(of_files, folder, tmp_path):
     # As if images had been added in front: all indices have changed.
     edit(table, lambda number, row: row.update(index=str((int(row["index"]) + 1) % 90)))
     again = load_data(recipe(files(folder, labels=str(table))))
-    assert (again.labels == load_data(recipe(files(folder))).labels).all()
+    assert (again.train.labels == load_data(recipe(files(folder))).train.labels).all()
     edit(table, lambda number, row: row.update(key="1/gone.png") if not number else None)
     with pytest.raises(InputError, match=r"expected the key of a training sample in line 2 .*gone"):
         load_data(recipe(files(folder, labels=str(table))))
@@ -217,13 +217,13 @@ def test_numbers_of_classes_in_a_list_are_kept(folder, tmp_path, caplog):
     (tmp_path / "list.csv").write_text("path,label\n" + "\n".join(lines) + "\n")
     data = files(folder, train=str(tmp_path / "list.csv"), validation=10)
     kept = load_data(recipe(data, "network.classes=9"))
-    assert set(np.asarray(kept.labels).tolist()) == {2, 7}
+    assert set(np.asarray(kept.train.labels).tolist()) == {2, 7}
     _, y = kept.train.open().batch(torch.arange(80), 0)
     assert set(y.tolist()) == {2, 7}
     assert set(torch.cat([y for _, (_, y) in kept.evaluation]).tolist()) <= {2, 7}
     with caplog.at_level(logging.WARNING):
         counted = load_data(recipe(data))
-    assert set(np.asarray(counted.labels).tolist()) == {0, 1}
+    assert set(np.asarray(counted.train.labels).tolist()) == {0, 1}
     assert "set network.classes above the largest label to keep the numbers" in caplog.text
 
 
@@ -368,7 +368,7 @@ def test_own_data_train_with_a_table_of_their_keys(tmp_path):
             own("shades", f"data.workers={workers}", epochs=2, **settings), tmp_path / f"{workers}"
         )
         np.testing.assert_array_equal(
-            read_training_set(tmp_path / f"{workers}", 59).trained_labels, again.labels
+            read_training_set(tmp_path / f"{workers}", 59).trained_labels, again.train.labels
         )
     labels_of(tmp_path / "0", tmp_path / "second.csv")
     labels = {row["key"]: row["label"] for row in rows_of(tmp_path / "second.csv")}
@@ -420,12 +420,12 @@ def test_own_data_that_have_changed_are_found_by_their_keys_or_said(tmp_path, mo
 
 
 def test_transformed_targets_are_the_classes_of_each_sample():
-    labels = load_data(own("shades", "pruning.policy=adaptive", "pruning.save=0.3")).labels
+    labels = load_data(own("shades", "pruning.policy=adaptive", "pruning.save=0.3")).train.labels
     assert np.asarray(labels).tolist() == [0, 1] * 40
 
 
 def test_samples_without_a_label_and_a_number_of_classes_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"expected a class from 0 to 1 .* got '-100'"):
         train(own("without_labels", epochs=1), tmp_path / "run")
-    with pytest.raises(InputError, match="to list the names of the classes, got 3"):
+    with pytest.raises(InputError, match=r"at least two classes in .*: set network\.classes"):
         load_data(own("with_a_number"))

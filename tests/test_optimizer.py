@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.rmsprop_tf import RMSPropTF
-from fineprune.training.settings.training import OptimizerName, TrainingSettings
+from fineprune.training.settings import OptimizerName, TrainingSettings
 
 
 def scalars(gradients, *, rates, decay, epsilon, momentum, weight_decay):

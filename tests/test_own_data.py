@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from processes import in_session, wait_until_ended
 from torch.utils.data import Dataset
 
-from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError, Stopped, TrainingDiverged
 from fineprune.inspection.inspected import read_inspected
@@ -223,16 +222,6 @@ def parents():
     return ParentOf([0, 1] * 16), ParentOf([0, 1] * 16)
 
 
-def test_the_loader_processes_of_a_worker_load_what_it_would_load_itself():
-    settings = recipe("data.workers=2")
-    index = torch.tensor([5, 90, 7])
-    alone = load_data(settings.replaced("data", workers=0)).train.open()
-    reader = load_data(settings).train.open()
-    for epoch in (0, 1):
-        expected, got = alone.batch(index, epoch), reader.batch(index, epoch)
-        assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
-
-
 @pytest.mark.skipif(
     "forkserver" not in multiprocessing.get_all_start_methods(), reason="there is no fork server"
 )
@@ -272,11 +261,6 @@ def test_a_loader_process_whose_training_died_before_it_began_ends(method, tmp_p
     training.wait()
     training.stdout.close()
     assert not wait_until_ended(training.pid, seconds=20)
-
-
-def test_there_are_no_more_loader_processes_than_batches():
-    loader = TrainingLoader(range(10), [[0], [1], [2]], num_workers=50)
-    assert loader.num_workers == 3
 
 
 class Missing(Labels):

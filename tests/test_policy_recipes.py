@@ -92,6 +92,10 @@ def recipe_of(pruning, **sections):
         ),
         ({"policy": "full"}, fp.FullData(8)),
         (
+            {"policy": "adaptive", "save": 0.3, "threshold": 1.5, "first_epoch": 3},
+            fp.Adaptive(8, 0.3, rates=[0.1] * 8, threshold=1.5, first_epoch=3),
+        ),
+        (
             {"policy": "random", "window": 4, "prune": 0.3},
             fp.RandomPruning(fp.Schedule(8, 4, 0), 0.3),
         ),
@@ -118,12 +122,6 @@ def test_the_recipe_of_a_run_says_what_the_defaults_of_a_policy_are():
     assert rs2 == {"save": 0.35, "replacement": False}
     scheduled = recipe_of({"policy": "random", "window": 4, "prune": 0.2}).pruning.arguments
     assert (scheduled["start"], scheduled["block"], scheduled["count"]) == (0, 1, 1)
-
-
-def test_a_recipe_can_set_the_threshold_of_adaptive():
-    recipe = recipe_of({"policy": "adaptive", "save": 0.3, "threshold": 1.5, "first_epoch": 3})
-    settings = recipe.policy().settings()
-    assert (settings["threshold"], settings["first_epoch"]) == (1.5, 3)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -188,10 +186,6 @@ SERVED = {"distributed": {"strategy": "sync", "workers": 2}}
 def test_settings_that_a_policy_does_not_have_are_refused(pruning, sections, message):
     with pytest.raises(InputError, match=message):
         recipe_of(pruning, **sections)
-
-
-def test_parameter_servers_train_with_weights():
-    assert recipe_of({"policy": "infobatch"}, **SERVED).policy()
 
 
 # A policy of the user's own

@@ -90,7 +90,7 @@ def test_training_keeps_everything_that_is_not_its_own(folder):
     for name in (*theirs, "cache.tmp/file"):
         (out / name).write_text("mine")
     before = state_of(out)
-    result = run("train q.toml --out mine run.tensorboard=true")
+    result = run("train q.toml --out mine")
     assert result.exit_code == 0, result.output
     after = state_of(out)
     assert {name: after.get(name) for name in before} == before

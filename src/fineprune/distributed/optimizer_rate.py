@@ -4,13 +4,9 @@ import torch
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameters, times ``lr_scale`` of their parameter group, if any.
-
-    Nothing waits for the device.
-    """
+    """Set the learning rate of all parameters without waiting for the device."""
     for group in optimizer.param_groups:
-        scaled = rate * group.get("lr_scale", 1.0)
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(scaled)
+            group["lr"].fill_(rate)
         else:
-            group["lr"] = scaled
+            group["lr"] = rate

@@ -33,7 +33,7 @@ from fineprune.training.data import Data, load_data
 from fineprune.training.forecast import check_rounds
 from fineprune.training.hardware import resolved
 from fineprune.training.recipe import Recipe, read_written_recipe
-from fineprune.training.summary import input_digests
+from fineprune.training.results import input_digests
 from fineprune.writing import write_atomically
 
 

@@ -98,9 +98,11 @@ class _Process(subprocess.Popen[bytes]):
         make_folder(run.folder.parent)
         write_atomically(self._recipe, recipe.to_toml())
         train = ["-m", "fineprune", "train", str(self._recipe), "--out", str(run.folder)]
+        if (run.folder / RECIPE).exists():
+            train.append("--resume")
         with self._log.open("wb") as log:
             super().__init__(
-                [*launcher, *train, "--resume"],
+                [*launcher, *train],
                 env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -27,7 +27,7 @@ from fineprune.runs.lock import only_writer
 from fineprune.training.data import load_data
 from fineprune.training.hardware import available_cores, resolved
 from fineprune.training.recipe import Recipe
-from fineprune.training.summary import input_digests
+from fineprune.training.results import input_digests
 
 _LOGGER = logging.getLogger(__name__)
 

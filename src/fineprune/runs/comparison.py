@@ -43,7 +43,7 @@ class Comparison:
         version: The version of the file's format.
         title: The title.
         tuned: Whether the learning rate of each arm was chosen on held-out samples.
-        sha256: The digests with which the comparison began; see ``training.summary.input_digests``.
+        sha256: The digests with which the comparison began; see ``training.results.input_digests``.
         arms: The arms, in the order of tables.
         runs: The runs, those that diverged included.
         diverged: What is known of each run that diverged, by the name of its folder.

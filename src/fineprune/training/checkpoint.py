@@ -53,15 +53,6 @@ def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
     return saved
 
 
-def _check_unchanged(folder: RunFolder, changed: list[str]) -> None:
-    if changed:
-        raise InputError(
-            f"expected a checkpoint of this recipe in {folder.path}, got one of another recipe "
-            f"({'; '.join(changed)}): resume with the settings in its {RECIPE}, or train into a "
-            f"new folder"
-        )
-
-
 def recipe_of(folder: RunFolder) -> Recipe | None:
     """Return the recipe in a run's folder; None if the folder holds none."""
     return read_written_recipe(folder.recipe) if folder.recipe.exists() else None
@@ -70,8 +61,7 @@ def recipe_of(folder: RunFolder) -> Recipe | None:
 def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary | None:
     """Return the summary of a run that is finished already; None if it begins or continues.
 
-    With ``resume``, the folder may already hold a part of the run, or the finished run. Without a
-    checkpoint in the folder, the run begins anew. Nothing is changed.
+    With ``resume``, the folder may already hold a part of the run, or the finished run.
 
     Raises:
         InputError: The folder holds something else, or a run of another recipe or on other data.
@@ -85,19 +75,14 @@ def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary
     files = folder.files()
     if not files:
         return None
+    held = f"got {folder.path}, which holds {', '.join(files)}"
     if not resume:
         # A single file may be the user's own recipe, which a run would replace.
         go_on = ", or --resume to continue the run" if len(files) > 1 else ""
-        raise InputError(
-            f"expected a new folder for the run, got {folder.path}, which holds "
-            f"{', '.join(files)}: give another --out{go_on}"
-        )
+        raise InputError(f"expected a new folder for the run, {held}: give another --out{go_on}")
     previous = recipe_of(folder)
     if previous is None:
-        raise InputError(
-            f"expected {RECIPE} in {folder.path}, which holds {', '.join(files)}, found none: "
-            f"train into a new folder"
-        )
+        raise InputError(f"expected {RECIPE} of a run, {held}: train into a new folder")
     changed = previous.differences(recipe)
     # An arm may be left out. A history may end, but a later one would have a part of the epochs.
     names = ["arm"] if recipe.run.arm is not None else []
@@ -105,8 +90,7 @@ def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary
     own = [
         {"run": {name: getattr(made.run, name) for name in names}} for made in (previous, recipe)
     ]
-    changed += differences(*own)
-    _check_unchanged(folder, changed)
+    _check_unchanged(folder, changed + differences(*own))
     if not folder.summary.exists():
         # Before its first checkpoint, a run writes at most so many lines of metrics.
         epochs = 0 if folder.checkpoint.exists() else len(whole_lines(folder.metrics))
@@ -120,3 +104,12 @@ def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary
     if recipe.data.labels or recipe.data.without or finished.left_out_sha256:
         load_data(recipe, finished.digests, folder.path)
     return finished
+
+
+def _check_unchanged(folder: RunFolder, changed: list[str]) -> None:
+    if changed:
+        raise InputError(
+            f"expected a checkpoint of this recipe in {folder.path}, got one of another recipe "
+            f"({'; '.join(changed)}): resume with the settings in its {RECIPE}, or train into a "
+            f"new folder"
+        )

@@ -33,7 +33,6 @@ OnlyWith = Mapping[str, tuple[str, Mapping[str, Any]]]
 
 _Section = TypeVar("_Section")
 
-# What msgspec calls the types and the limits of numbers.
 _TYPES = {
     "array": "a list",
     "object": "a table",
@@ -43,9 +42,7 @@ _TYPES = {
     "bool": "true or false",
 }
 _LIMITS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
-_PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>.*)`)?", re.DOTALL)
-_LIMIT = re.compile(r"Expected `\w+` (>=|<=|>|<) (\S+)")
-_TYPE = re.compile(r"Expected `([^`]*)`")
+_EXPECTED = re.compile(r"Expected `(?P<kinds>[^`]*)`(?: (?P<sign>>=|<=|>|<) (?P<limit>\S+))?")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -86,17 +83,14 @@ def complete(section: str, settings: Any, only_with: OnlyWith) -> None:
         section: The name of the section, for messages.
         settings: The section as a dataclass, which is frozen for its users.
         only_with: The settings.
-
-    Raises:
-        InputError: A setting is given that would be ignored.
     """
     unset = {field.name: field.default for field in dataclasses.fields(settings)}
     for name, (other, defaults) in only_with.items():
         value, choice = getattr(settings, name), getattr(settings, other)
-        if (OWN if ":" in choice else choice) in defaults:
+        kind = OWN if ":" in choice else choice
+        if kind in defaults:
             if value is None:
-                default = defaults[OWN if ":" in choice else choice]
-                object.__setattr__(settings, name, default)
+                object.__setattr__(settings, name, defaults[kind])
         elif value != unset[name] and value != []:  # An empty list of TOML is an empty tuple.
             none = "none" if unset[name] is None else json.dumps(unset[name])
             raise InputError(
@@ -110,10 +104,8 @@ def check_known(what: str, given: str, known: Iterable[str]) -> None:
     names = list(known)
     if given not in names:
         near = difflib.get_close_matches(given, names, n=1)
-        known_ones = f"it has {', '.join(names) or 'no keys'}"
-        if near:
-            known_ones = f"did you mean {near[0]!r}?"
-        raise InputError(f"expected a known {what}, got {given!r}: {known_ones}")
+        advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'no keys'}"
+        raise InputError(f"expected a known {what}, got {given!r}: {advice}")
 
 
 def check_plain(name: str, value: Any) -> None:
@@ -140,28 +132,25 @@ def _explained(
     """Return the error that says in the project's words what msgspec says in its own."""
     if missing := _MISSING.match(message):
         return InputError(f"expected {section}.{missing[1]}, got none: set it")
-    found = _PLACE.fullmatch(message)
-    place = (found and found["place"]) or ""
+    place = message.rpartition(" - at `$.")[2].removesuffix("`")
     key = re.split(r"[.\[]", place)[0]
     name, value = f"{section}.{place}", values.get(key)
-    name = name.replace("[...]", " of each key")
     try:
         for choices in _parts(hints.get(key), Literal):
             check_one_of(name, str(value), get_args(choices))
     except InputError as error:
         return error
-    if limit := _LIMIT.match(message):
-        what = f"{_LIMITS[limit[1]]} {limit[2].removesuffix('.0')}"
+    expected = _EXPECTED.match(message)
+    if expected is None:
+        return InputError(f"expected {name} to be correct, got {value!r}: {message}")
+    if expected["sign"]:
+        what = f"{_LIMITS[expected['sign']]} {expected['limit'].removesuffix('.0')}"
         for meta in _parts(hints.get(key), Meta):
             if meta.ge is not None and meta.le is not None:
                 what = f"in [{meta.ge}, {meta.le}]"
-    elif kind := _TYPE.match(message):
-        kinds = [_TYPES.get(each, each) for each in kind[1].split(" | ") if each != "null"]
-        what = " or ".join(
-            one for one in kinds if one != "a whole number" or "a number" not in kinds
-        )
     else:
-        return InputError(f"expected {name} to be correct, got {value!r}: {message}")
+        kinds = [_TYPES.get(one, one) for one in expected["kinds"].split(" | ") if one != "null"]
+        what = " or ".join(k for k in kinds if k != "a whole number" or "a number" not in kinds)
     return InputError(f"expected {name} to be {what}, got {value!r}")
 
 
@@ -169,8 +158,5 @@ def _parts(hint: Any, kind: Any) -> Iterator[Any]:
     """Yield each ``Meta`` or ``Literal`` in a type."""
     if get_origin(hint) is kind or (kind is Meta and isinstance(hint, Meta)):
         yield hint
-    elif kind is Meta and get_origin(hint) is Annotated:
-        yield from (part for part in hint.__metadata__ if isinstance(part, Meta))
-    else:
-        for part in get_args(hint):
-            yield from _parts(part, kind)
+    for part in get_args(hint):
+        yield from _parts(part, kind)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 # Top-5 accuracy says little if five classes are half of all classes or more.
 _FEW_CLASSES = 10
@@ -27,23 +27,22 @@ class Evaluation(NamedTuple):
     loss: float
     accuracy: float
     top5: float | None
-    labels: torch.Tensor
-    predictions: torch.Tensor
+    labels: Tensor
+    predictions: Tensor
 
 
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    batches: Iterable[tuple[Tensor, Tensor]],
     device: str,
     autocast: torch.autocast,
     classes: int,
 ) -> Evaluation:
     """Evaluate a classifier in evaluation mode, and restore the mode that it was in.
 
-    The results stay on the device, which is synchronised only at the end. ``batches`` yields pairs
-    ``(x, y)`` with labels of dtype int64 and shape (B,), and the model returns logits of shape
-    (B, classes).
+    The device is waited for at the end only. ``batches`` yields pairs ``(x, y)`` with labels of
+    dtype int64 and shape (B,), and the model returns logits of shape (B, classes).
     """
     loss = torch.zeros((), device=device)
     among_five = torch.zeros((), device=device, dtype=torch.int64)

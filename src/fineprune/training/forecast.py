@@ -89,8 +89,7 @@ def forecast(
         overhead: The bookkeeping time per pruned epoch in seconds (the paper's t0).
 
     Raises:
-        InputError: The recipe skips nothing, its cost depends on the losses or on the user's code,
-            or a time is given for workers that compute steps at the same time.
+        InputError: The recipe skips nothing, or its cost cannot be known.
     """
     strategy = recipe.distributed
     if recipe.pruning.own:
@@ -103,14 +102,13 @@ def forecast(
             f"expected no --step-time with distributed.strategy = {strategy.strategy!r}, whose "
             f"workers compute steps at the same time: use fineprune scale --predict"
         )
-    counts = _bound(recipe, num_samples, ranks)
+    counts, savings = _bound(recipe, num_samples, ranks), None
     policy = counts.policy
     if isinstance(policy, FullData):
         raise InputError(
             f"expected a policy with a schedule, got policy = {recipe.pruning.policy!r}: "
             f'set pruning.policy to another one, such as "adaptive"'
         )
-    savings = None
     if not isinstance(policy, Matched):
         if counts.steps_before(recipe.training.epochs) is None:
             advice = "set pruning.save" if takes_save(policy.name) else "a run's metrics show them"
@@ -120,15 +118,10 @@ def forecast(
                 f"{advice}"
             )
         savings = predicted_cost(recipe, num_samples, ranks, step_time, overhead)
-    return Forecast(
-        policy=policy,
-        num_samples=num_samples,
-        # It steps through the epochs with a policy of its own.
-        kept=planned_numbers(_bound(recipe, num_samples, ranks)),
-        batch_size=recipe.training.batch_size,
-        samples_per_step=counts.shape.multiple,
-        savings=savings,
-    )
+    # Stepping through the epochs takes a policy of its own.
+    kept = planned_numbers(_bound(recipe, num_samples, ranks))
+    size, per_step = recipe.training.batch_size, counts.shape.multiple
+    return Forecast(policy, num_samples, kept, size, per_step, savings)
 
 
 def predicted_cost(
@@ -159,12 +152,7 @@ def check_rounds(recipe: Recipe, num_samples: int) -> None:
 
 
 def saved_share(recipe: Recipe, num_samples: int) -> float:
-    """Return the share of the training that a recipe saves.
-
-    Returns:
-        The argument ``save`` of the recipe's policy, if it has one; otherwise, the share of the
-        sample-steps that it will skip.
-    """
+    """Return the argument ``save`` of a recipe's policy, or else the share that it will skip."""
     save: float | None = getattr(recipe.policy(), "save", None)
     return predicted_cost(recipe, num_samples).skipped_share if save is None else save
 
@@ -201,5 +189,5 @@ def _shape(recipe: Recipe, ranks: int) -> BatchShape:
             f"got {ranks}: leave out --ranks, or set distributed.strategy=none"
         )
     # The number of samples per update and rank; kept sets are rounded up to a multiple of it.
-    size = training.batch_size * recipe.distributed.batches_per_update
+    size = training.batch_size * strategy.batches_per_update
     return BatchShape(size, recipe.accumulation, ranks, training.drop_last)

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,48 +19,40 @@ from fineprune.training.recipe import Recipe
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
-def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) -> Recipe:
+def resolved(recipe: Recipe, *, frozen: Recipe | None = None) -> Recipe:
     """Return the recipe with every "auto" setting resolved, as it is written to the run's folder.
 
     Args:
         recipe: The recipe as given.
-        frozen: The recipe in the folder of a run that is resumed. The values that "auto" was
-            resolved to are used again, even if the run continues on another machine.
-        sharing: The number of runs that share this machine's cores.
+        frozen: The recipe in the folder of a run that is resumed. What "auto" was resolved to is
+            used again, even if the run continues on another machine.
     """
     run, served = recipe.run, recipe.distributed.served
-    device, precision, compilation = run.device, run.precision, run.compile
-    threads, arm, rate_factor, code = run.threads, run.arm, run.rate_factor, run.code
+    names = ("device", "precision", "compile", "threads", "arm")
+    found: dict[str, Any] = {name: getattr(run, name) for name in names}
     if frozen is not None:
-        previous = frozen.run
-        device = previous.device if device == "auto" else device
-        precision = previous.precision if precision == "auto" else precision
-        compilation = previous.compile if compilation == "auto" else compilation
-        threads, arm = threads or previous.threads, arm or previous.arm
-        rate_factor, code = previous.rate_factor, previous.code
-    if frozen is not None or code is not None:
-        check_code(recipe, code)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    _check_device(device)
-    if precision == "auto":
-        precision = "bfloat16" if _has_fast_bfloat16(device) else "float32"
-    if compilation == "auto":
+        found = {
+            name: getattr(frozen.run, name) if value in ("auto", 0, None) else value
+            for name, value in found.items()
+        }
+        run = frozen.run
+    if run.code is not None or frozen is not None:
+        check_code(recipe, run.code)
+    if found["device"] == "auto":
+        found["device"] = "cuda" if torch.cuda.is_available() else "cpu"
+    _check_device(found["device"])
+    if found["precision"] == "auto":
+        found["precision"] = "bfloat16" if _has_fast_bfloat16(found["device"]) else "float32"
+    if found["compile"] == "auto":
         # On a GPU, kernel launches limit the speed of small networks, and CUDA graphs replay many
         # as one. The kernels are generated with Triton. On CPUs, the gain was within the noise.
-        compiles = device.startswith("cuda") and importlib.util.find_spec("triton") is not None
-        compilation = "on" if compiles and not served else "off"
-    processes = sharing * (recipe.distributed.workers if served else launched().local_size)
-    return recipe.replaced(
-        "run",
-        device=device,
-        precision=precision,
-        compile=compilation,
-        threads=threads or max(1, available_cores() // processes),
-        arm=arm,
-        rate_factor=rate_factor,
-        code=code_digest(recipe),
-    )
+        triton = importlib.util.find_spec("triton") is not None
+        compiles = found["device"].startswith("cuda") and triton and not served
+        found["compile"] = "on" if compiles else "off"
+    processes = recipe.distributed.workers if served else launched().local_size
+    found["threads"] = found["threads"] or max(1, available_cores() // processes)
+    code = code_digest(recipe)
+    return recipe.replaced("run", **found, rate_factor=run.rate_factor, code=code)
 
 
 def available_cores() -> int:

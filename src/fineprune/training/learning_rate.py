@@ -1,8 +1,7 @@
 """Learning rates as pure functions of the training progress, which is measured in epochs.
 
-For example, the progress after 10 of the 40 batches of epoch 3 is 3.25. Pruned epochs have fewer
-steps than full ones. A schedule that is planned in steps of full epochs would therefore not reach
-its end, whereas a schedule in epochs always ends with the training.
+After 10 of the 40 batches of epoch 3, it is 3.25. Pruned epochs have fewer steps than full ones, so
+a schedule in steps would not end with the training.
 """
 
 import math
@@ -11,11 +10,7 @@ from fineprune.training.settings import TrainingSettings
 
 
 def rate_at(settings: TrainingSettings, progress: float) -> float:
-    """Return the learning rate at a point of the training.
-
-    The progress is the number of epochs trained so far, from 0 to ``settings.epochs``. Inside an
-    epoch, it includes the fraction of the epoch's batches that are trained.
-    """
+    """Return the learning rate after so many epochs, from 0 to ``settings.epochs``."""
     # It rises linearly to 1 during the warm-up, and is above 0 at the first step.
     factor = min(1.0, (progress + 1e-3) / settings.warmup) if settings.warmup else 1.0
     span = max(settings.epochs - settings.warmup, 1)

@@ -15,11 +15,9 @@ from fineprune.errors import InputError
 from fineprune.training.data import EpochLoader
 from fineprune.training.epoch_totals import EpochTotals
 from fineprune.training.learning_rate import rate_at
-from fineprune.training.network import precision, training_losses
+from fineprune.training.network import precision, training_losses, training_mode
 from fineprune.training.optimizer import build_optimizer, load_optimizer
-from fineprune.training.parameter_prefixes import training_mode
 from fineprune.training.random_state import reseed
-from fineprune.training.settings import RunSettings
 from fineprune.training.stop import StopRequest
 
 if TYPE_CHECKING:
@@ -32,51 +30,40 @@ class LocalEpochs:
     Args:
         trainer: The training, whose data, network and pruner are built.
 
-    Attributes:
-        counted: What ``EpochTotals.batches`` counts, in the singular and in the plural.
-
     Raises:
         InputError: Every batch would be dropped, or there are several ranks to simulate workers.
     """
 
-    counted = ("batch", "batches")
+    counted = "batch"
 
     def __init__(self, trainer: "Trainer") -> None:
         recipe, ranks, model = trainer.recipe, trainer.ranks, trainer.model
-        pruner = trainer.pruner
-        strategy, training = recipe.distributed, recipe.training
-        samples, size = len(pruner.sampler), training.batch_size
+        run, training = recipe.run, recipe.training
+        # Not the trainer, whose loader processes would then not end with it.
+        self._recipe, self._ranks, self._model, self._pruner = recipe, ranks, model, trainer.pruner
+        self._average, self._records_logits = trainer.average, trainer.records_logits
+        samples, size = len(trainer.pruner.sampler), training.batch_size
         if training.drop_last and samples < size:
             raise InputError(
                 f"expected training.batch_size of at most {samples}, the samples of each process, "
                 f"with training.drop_last, got {size}: every batch would be dropped"
             )
-        self._simulated = None
-        if strategy.simulate:
-            if ranks.size > 1:
-                raise InputError(
-                    f"expected distributed.simulate in one process, got {strategy.simulate} on "
-                    f"{ranks.size} ranks: start it without torchrun"
-                )
-            self._simulated = SimulatedWorkers(
-                model,
-                strategy.simulated_groups,
-                strategy.step_seconds,
-                strategy.step_spread,
-                strategy.staleness_bound,
-                recipe.run.seed,
-            )
-        forward = _compiled(model, recipe.run) if recipe.run.compile == "on" else model
+        self._simulated = self._simulated_workers() if recipe.distributed.simulate else None
+        forward = model
+        if run.compile == "on":
+            # On a GPU, CUDA graphs are used, because kernel launches limit the speed of small
+            # networks. There are at most two batch shapes (whole batches, and the last batch of a
+            # full epoch), and the network is compiled for each of them.
+            mode = "reduce-overhead" if run.device.startswith("cuda") else "default"
+            forward = cast(nn.Module, torch.compile(model, dynamic=False, mode=mode))
         if ranks.rank:
             # All ranks draw the same initial weights, but must draw different numbers in training.
-            reseed(recipe.run.seed, ranks.rank, recipe.run.device)
-        self._recipe, self._ranks, self._model, self._pruner = recipe, ranks, model, pruner
-        self._average, self._records_logits = trainer.average, trainer.records_logits
-        self._autocast = precision(recipe.run)
+            reseed(run.seed, ranks.rank, run.device)
         self._forward: Any = ranks.replicate(model, forward)
-        self._optimizer = build_optimizer(trained_parameters(model), training)
+        parameters = [parameter for _, parameter in trained_parameters(model)]
+        self._optimizer = build_optimizer(parameters, training)
         self._loader = EpochLoader(
-            trainer.data.train, pruner.sampler, size, drop_last=training.drop_last
+            trainer.data.train, trainer.pruner.sampler, size, drop_last=training.drop_last
         )
         self._vote = StopVote(ranks)
 
@@ -101,18 +88,19 @@ class LocalEpochs:
             stop: Says when to stop.
 
         Returns:
-            True after the last batch; False if the ranks stopped earlier, after an optimizer step.
+            Whether the last batch was trained. If not, all ranks stopped after the same step.
         """
-        recipe, pruner, simulated = self._recipe, self._pruner, self._simulated
-        optimizer = self._optimizer
+        recipe, ranks, pruner = self._recipe, self._ranks, self._pruner
+        optimizer, simulated = self._optimizer, self._simulated
         training, run, broken = recipe.training, recipe.run, self._loader.broken
         batches, accumulation = len(self._loader), recipe.accumulation
+        autocast, rate = precision(run), -1.0
         # The rate of simulated workers follows the updates, like that of real ones.
         each = recipe.distributed.simulated_batches
         updates = totals.planned = -(-batches // each)
-        rate = -1.0
+        first = totals.batches  # Optimizer steps begin here, also on another number of ranks.
         training_mode(self._model, recipe.network.freeze)
-        if simulated and not totals.batches:
+        if simulated and not first:
             simulated.begin_epoch(epoch)
         for index, (x, y) in self._loader:
             layout = torch.channels_last if x.ndim == 4 else torch.preserve_format
@@ -124,21 +112,19 @@ class LocalEpochs:
                 set_rate(optimizer, rate)
             # The last accumulation window of an epoch may have fewer batches. Its gradient is the
             # mean over the batches that it has.
-            begin = totals.batches - (totals.batches - totals.first) % accumulation
+            begin = totals.batches - (totals.batches - first) % accumulation
             end = min(begin + accumulation, batches)
             window, step_follows = end - begin, totals.batches + 1 == end
             # The ranks average gradients only in the backward pass before an optimizer step.
-            waits = self._ranks.size > 1 and not step_follows
-            with self._autocast, self._forward.no_sync() if waits else contextlib.nullcontext():
+            waits = ranks.size > 1 and not step_follows
+            with autocast, self._forward.no_sync() if waits else contextlib.nullcontext():
                 logits = self._forward(x)
             losses = training_losses(logits, y, training)
             with totals.bookkeeping():
-                if totals.history is not None:
-                    totals.history.add(index, losses)
                 # User-defined data may have probabilities in place of labels.
-                watched = self._records_logits and y.ndim == 1
-                loss = pruner.record(index, losses, *((logits, y) if watched else ()))
-            totals.add(losses, batches)
+                watched = (logits, y) if self._records_logits and y.ndim == 1 else ()
+                loss = pruner.record(index, losses, *watched)
+            totals.add(index, losses, batches)
             if broken is not None:
                 totals.broken = (totals.broken or 0) + broken.take_replaced()
             (loss / window if window > 1 else loss).backward()
@@ -149,6 +135,7 @@ class LocalEpochs:
             else:
                 optimizer.step()
             optimizer.zero_grad()
+            totals.steps += 1
             if self._average is not None:
                 self._average.update(self._model)
             if self._vote.says_stop(bool(stop)):
@@ -159,7 +146,7 @@ class LocalEpochs:
         if simulated:
             simulated.end_epoch()
         if broken is not None:
-            broken.share(self._ranks.gather)
+            broken.share(ranks.gather)
         return True
 
     def load_into_model(self, totals: EpochTotals) -> None:
@@ -176,10 +163,18 @@ class LocalEpochs:
         if self._simulated is not None and state["simulated"] is not None:
             self._simulated.load_state_dict(state["simulated"])
 
-
-def _compiled(model: nn.Module, run: RunSettings) -> nn.Module:
-    # On a GPU, CUDA graphs are used, because kernel launches limit the speed of small networks.
-    # There are at most two batch shapes (whole batches, and the last batch of a full epoch), and
-    # the network is compiled for each of them.
-    mode = "reduce-overhead" if run.device.startswith("cuda") else "default"
-    return cast(nn.Module, torch.compile(model, dynamic=False, mode=mode))
+    def _simulated_workers(self) -> SimulatedWorkers:
+        strategy, ranks = self._recipe.distributed, self._ranks
+        if ranks.size > 1:
+            raise InputError(
+                f"expected distributed.simulate in one process, got {strategy.simulate} on "
+                f"{ranks.size} ranks: start it without torchrun"
+            )
+        return SimulatedWorkers(
+            self._model,
+            strategy.simulated_groups,
+            strategy.step_seconds,
+            strategy.step_spread,
+            strategy.staleness_bound,
+            self._recipe.run.seed,
+        )

@@ -1,15 +1,14 @@
 """The exponential moving average of a network's weights.
 
-The average equals that of torch's ``AveragedModel`` with ``get_ema_multi_avg_fn`` and
-``use_buffers=True``. That class is not used because it copies its counter from the CPU to the GPU
-in each step, which waits for the GPU.
+It equals that of torch's ``AveragedModel`` with ``get_ema_multi_avg_fn`` and ``use_buffers=True``,
+which copies its counter from the CPU to the GPU in each step, and so waits for the GPU.
 """
 
 import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class MovingAverage:
@@ -52,5 +51,5 @@ class MovingAverage:
         self._begun = state["begun"]
 
 
-def _tensors(network: nn.Module) -> list[Tensor]:
+def _tensors(network: nn.Module) -> list[torch.Tensor]:
     return [*network.parameters(), *network.buffers()]

@@ -1,14 +1,18 @@
 """The network of a recipe, its precision and its losses, which are the same in every process."""
 
+import difflib
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fineprune.distributed.parameter_servers.flat_layout import trained_parameters
+# All batch normalisations, which have no public base class.
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from fineprune.errors import InputError, first_line
 from fineprune.networks.registry import build_network
 from fineprune.training.data import Data
-from fineprune.training.parameter_prefixes import check_prefixes, freeze
 from fineprune.training.random_state import random_state, set_random_state
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import RunSettings, TrainingSettings
@@ -20,17 +24,51 @@ def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
     model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _check_fit(model, recipe, data)
     freeze(model, recipe.network.freeze)
-    if not trained_parameters(model):
+    if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
             f"expected network.name {recipe.network.name!r} to have parameters to train, got none "
             f"with network.freeze = {list(recipe.network.freeze)}: leave some of them unfrozen"
         )
-    check_prefixes(
-        "training.lr_scale",
-        recipe.training.lr_scale or (),
-        [name for name, _ in trained_parameters(model)],
-    )
     return model
+
+
+def freeze(network: nn.Module, prefixes: Sequence[str]) -> None:
+    """Let the parameters that the prefixes cover have no gradients.
+
+    A prefix consists of whole parts of a name: ``layer1`` covers ``layer1.0.conv1.weight``, but not
+    ``layer10.weight``.
+
+    Raises:
+        InputError: A prefix covers no parameter.
+    """
+    named = dict(network.named_parameters())
+    for prefix in prefixes:
+        covered = [parameter for name, parameter in named.items() if _covers(prefix, name)]
+        if not covered:
+            parts = [name.split(".") for name in named]
+            starts = [".".join(part[:n]) for part in parts for n in range(1, len(part) + 1)]
+            near = difflib.get_close_matches(prefix, starts, n=1, cutoff=0.0)[0]
+            raise InputError(
+                f"expected network.freeze to name parameters of the network by their first parts, "
+                f"got {prefix!r}: did you mean {near!r}?"
+            )
+        for parameter in covered:
+            parameter.requires_grad_(False)
+
+
+def training_mode(network: nn.Module, prefixes: Sequence[str]) -> None:
+    """Put a network into training mode, except for its frozen batch normalisations.
+
+    One that a prefix covers normalises by its running statistics, which do not change.
+    """
+    network.train()
+    for name, module in network.named_modules():
+        if isinstance(module, _BatchNorm) and any(_covers(prefix, name) for prefix in prefixes):
+            module.eval()
+
+
+def _covers(prefix: str, name: str) -> bool:
+    return f"{name}.".startswith(f"{prefix}.")
 
 
 def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
@@ -66,11 +104,8 @@ def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
 
 def precision(run: RunSettings) -> torch.autocast:
     """Return the autocast context in which a run calls its network."""
-    return torch.autocast(
-        run.device.partition(":")[0],
-        dtype=torch.bfloat16,
-        enabled=run.precision == "bfloat16",
-    )
+    bfloat16 = run.precision == "bfloat16"
+    return torch.autocast(run.device.partition(":")[0], dtype=torch.bfloat16, enabled=bfloat16)
 
 
 def training_losses(logits: Tensor, y: Tensor, training: TrainingSettings) -> Tensor:

@@ -1,11 +1,10 @@
 """Optimizers by name, and their learning rates."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from fineprune.training.parameter_prefixes import covers
 from fineprune.training.rmsprop_tf import RMSPropTF
 from fineprune.training.settings import TrainingSettings
 
@@ -14,8 +13,7 @@ _FORM = ("fused", "foreach", "capturable")
 
 
 def build_optimizer(
-    parameters: Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
-    settings: TrainingSettings,
+    parameters: Iterable[torch.Tensor], settings: TrainingSettings
 ) -> torch.optim.Optimizer:
     """Build the optimizer that a recipe names, in torch's fused form if it has one.
 
@@ -23,38 +21,21 @@ def build_optimizer(
     ``set_rate`` can change it in place without waiting for the GPU. Every optimizer is built in a
     form whose ``step`` leaves this tensor on the GPU.
 
-    With ``lr_scale``, there is one parameter group for each factor, which is its ``lr_scale``.
-
     Args:
-        parameters: The parameters of a model or of a parameter server, all on one device. With
-            ``lr_scale``, they are pairs of a name and a parameter; a parameter without a name has
-            the factor 1.
+        parameters: The parameters of a model or of a parameter server, all on one device.
         settings: The training section of the recipe.
     """
-    named = [entry if isinstance(entry, tuple) else ("", entry) for entry in parameters]
-    device = named[0][1].device
-    groups: dict[float, list[torch.Tensor]] = {}
-    for name, parameter in named:
-        groups.setdefault(_scale(name, settings.lr_scale or {}), []).append(parameter)
-    optimizer = _build(
-        [{"params": group, "lr_scale": scale} for scale, group in groups.items()],
-        device.type,
-        settings,
-    )
+    parameters = list(parameters)
+    device = parameters[0].device
+    optimizer = _build(parameters, device.type, settings)
     if device.type == "cuda":
         for group in optimizer.param_groups:
             group["lr"] = torch.tensor(settings.lr, device=device)
     return optimizer
 
 
-def _scale(name: str, scales: Mapping[str, float]) -> float:
-    """Return the factor of the longest prefix that covers a name; 1 without one."""
-    covering = [prefix for prefix in scales if covers(prefix, name)]
-    return float(scales[max(covering, key=len)]) if covering else 1.0
-
-
 def _build(
-    parameters: list[dict[str, Any]], device: str, settings: TrainingSettings
+    parameters: list[torch.Tensor], device: str, settings: TrainingSettings
 ) -> torch.optim.Optimizer:
     # They are None for the optimizers that have none.
     momentum, decay = settings.momentum or 0.0, settings.decay or 0.0

@@ -1,12 +1,13 @@
 """The user's own code that a recipe names: which version of it a run began with."""
 
-import ast
+import contextlib
 import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from modulefinder import ModuleFinder
 from pathlib import Path
+from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.training.recipe import Recipe
@@ -23,15 +24,11 @@ def code_digest(recipe: Recipe) -> str | None:
         (recipe.network.own, recipe.network.name),
         (recipe.pruning.own, recipe.pruning.policy),
     )
-    names = [name for own, name in sections if own]
-    if not names:
+    modules = {name.partition(":")[0].partition(".")[0] for own, name in sections if own}
+    if not modules:
         return None
-    files: set[Path] = set()
-    for name in names:
-        for file in _sources(name.partition(":")[0].partition(".")[0]):
-            _add(file, files)
     digest = hashlib.sha256()
-    for file in sorted(files):
+    for file in sorted(file for module in modules for file in _sources(module)):
         digest.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
@@ -45,32 +42,19 @@ def check_code(recipe: Recipe, begun: str | None) -> None:
         )
 
 
-def _sources(module: str) -> Iterator[Path]:
-    """Yield the files of a top-level module, or of all modules of a package."""
+def _sources(module: str) -> set[Path]:
+    """Return the file of a top-level module or those of a package, and what is beside and used."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     spec = importlib.util.find_spec(module)
-    for folder in (spec and spec.submodule_search_locations) or ():
-        yield from Path(folder).rglob("*.py")
+    folders = (spec and spec.submodule_search_locations) or ()
+    files = {file for folder in folders for file in Path(folder).rglob("*.py")}
     if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
-        yield Path(spec.origin)
-
-
-def _add(file: Path, files: set[Path]) -> None:
-    """Add a file, and those beside it that it imports."""
-    if file in files:
-        return
-    files.add(file)
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):
-        return  # Importing it will say so.
-    for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        for name in names:
-            beside = file.parent / name.partition(".")[0]
-            for other in (beside.with_suffix(".py"), *beside.rglob("*.py")):
-                if other.is_file():
-                    _add(other, files)
+        files.add(Path(spec.origin))
+    for file in tuple(files):
+        beside = ModuleFinder([str(file.parent)])
+        with contextlib.suppress(SyntaxError):  # Importing it will say so.
+            beside.run_script(str(file))
+        found: Any = beside.modules.values()
+        files |= {Path(one.__file__) for one in found if one.__file__}
+    return files

@@ -8,8 +8,6 @@ from pathlib import Path
 import fineprune
 from fineprune.errors import InputError
 
-_SUFFIX = ".toml"
-
 
 def packaged_recipes() -> dict[str, Path]:
     """Return the files of the recipes that come with the package, by their names, sorted."""
@@ -17,7 +15,7 @@ def packaged_recipes() -> dict[str, Path]:
     folder = package / "recipes"
     if not folder.is_dir():  # In a clone, from which the package is installed as editable.
         folder = package.parents[1] / "recipes"
-    files = sorted(folder.rglob(f"*{_SUFFIX}"))
+    files = sorted(folder.rglob("*.toml"))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 

@@ -44,14 +44,14 @@ def takes_save(name: str) -> bool:
 class PruningSettings:
     """Which samples are skipped, and in which epochs (Algorithms 1 and 2 of Li et al., NPC 2018).
 
-    In TOML, the arguments stand beside the policy. They are those of its constructor. A policy with
-    a schedule has those of ``Schedule`` too: either all windows have the same length (``window``,
+    In TOML, the arguments of the policy's constructor stand beside its name. A policy with a
+    schedule has those of ``Schedule`` too: either all windows have the same length (``window``,
     with ``start`` in epochs), or they are made from the learning rate's milestones
     (``windows_per_interval``, with ``start`` as a fraction of each window).
 
     Attributes:
-        policy: The policy: ``full``, another name out of ``POLICY_NAMES``, or ``module:Class``, a
-            user-defined policy, which is called with the number of epochs and the arguments.
+        policy: One of ``POLICY_NAMES``, or ``module:Class``, a user-defined policy, which is called
+            with the number of epochs and the arguments.
         arguments: The arguments: numbers, texts, booleans, and lists and tables of them.
     """
 
@@ -59,6 +59,8 @@ class PruningSettings:
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.policy, str):
+            raise InputError(f"expected pruning.policy to be a text, got {self.policy!r}")
         if self.own:
             check_import_name("pruning.policy", self.policy)
             check_plain("pruning", self.arguments)
@@ -87,56 +89,26 @@ class PruningSettings:
 def pruning_settings(section: Mapping[str, Any]) -> PruningSettings:
     """Return the settings of a section as in TOML. None stands for a setting that is unset."""
     values = {key: value for key, value in section.items() if value is not None}
-    policy = values.pop("policy", "full")
-    if not isinstance(policy, str):
-        raise InputError(f"expected pruning.policy to be a text, got {policy!r}")
-    return PruningSettings(policy, values)
+    return PruningSettings(values.pop("policy", "full"), values)
 
 
 def with_policy(section: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section with some values replaced, of which ``policy`` may be one.
 
-    When another policy takes the place of the recipe's, the arguments stay that say how much is
-    skipped: the schedule with ``prune``, or ``save``. All others belong to one policy, even if
-    another has an argument of the same name.
+    Of the arguments of another policy, those stay that say how much is skipped: the schedule with
+    ``prune``, or ``save``. All others belong to one policy, even if two call them the same.
     """
     before = {"policy": "full", **section}
-    policy = before.pop("policy")
-    other = values.get("policy", policy)
-    kept = set(before)
-    if other != policy:
-        kept = set()
-        if all(isinstance(name, str) and follows_schedule(name) for name in (policy, other)):
-            kept = {"prune", *(key for make in _SCHEDULES.values() for key in _arguments(make))}
-        elif all(isinstance(name, str) and takes_save(name) for name in (policy, other)):
-            kept = {"save"}
-    return {key: before[key] for key in before if key in kept} | {**values, "policy": other}
-
-
-def _complete_arguments(policy: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a policy with the defaults of its signature, and check their types.
-
-    Raises:
-        InputError: The policy has no such argument, one has a wrong type, or one is missing.
-    """
-    schedule = None
-    if follows_schedule(policy):
-        chosen = [name for name in _SCHEDULES if values.get(name, "none") != "none"]
-        if len(chosen) != 1:
-            raise InputError(
-                f"expected either pruning.window (epochs) or pruning.windows_per_interval with "
-                f"pruning.policy = {policy!r}, got {' and '.join(chosen) or 'neither'}: set one of "
-                f"them"
-            )
-        schedule = chosen[0]
-        values = {k: v for k, v in values.items() if k == schedule or k not in _SCHEDULES}
-    try:
-        made = converted("pruning", _section_of(policy, schedule), values)
-    except InputError as error:
-        raise InputError(f"{error} (with pruning.policy = {policy!r})") from None
-    # A default is an attribute of the class.
-    found = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
-    return {key: value for key, value in found.items() if value is not None}
+    policies = [before.pop("policy")]
+    policies.append(values.get("policy", policies[0]))
+    if policies[0] != policies[1]:
+        kept: tuple[str, ...] = ()
+        if all(isinstance(name, str) and follows_schedule(name) for name in policies):
+            kept = ("prune", *(key for make in _SCHEDULES.values() for key in _arguments(make)))
+        elif all(isinstance(name, str) and takes_save(name) for name in policies):
+            kept = ("save",)
+        before = {key: value for key, value in before.items() if key in kept}
+    return before | {**values, "policy": policies[1]}
 
 
 def make_policy(
@@ -158,22 +130,24 @@ def make_policy(
         return _own_policy(settings.policy, epochs, settings.arguments)
     made, values = POLICIES[settings.policy], dict(settings.arguments)
     if follows_schedule(settings.policy):
-        kind = "window" if "window" in values else "windows_per_interval"
-        names = [key for key in _arguments(_SCHEDULES[kind]) if key in values]
-        of_schedule = {key: values.pop(key) for key in names}
-        if kind == "windows_per_interval":
+        make = next(make for kind, make in _SCHEDULES.items() if kind in values)
+        of_schedule = {key: values.pop(key) for key in _arguments(make) if key in values}
+        if make is not Schedule:
             of_schedule["milestones"] = [m for m in milestones if m < epochs]
-        values["schedule"] = _SCHEDULES[kind](epochs=epochs, **of_schedule)
-    takes = inspect.signature(made).parameters
+        values["schedule"] = make(epochs=epochs, **of_schedule)
     given: dict[str, Any] = {"epochs": epochs, "rates": rates}
+    takes = inspect.signature(made).parameters
     return made(**values, **{key: value for key, value in given.items() if key in takes})
 
 
-def _own_policy(name: str, epochs: int, arguments: Mapping[str, Any]) -> Policy:
-    """Import a class and make a policy of it. An exception in the class is passed on unchanged.
+def schedule_for_saving(epochs: int, milestones: Sequence[int], save: float) -> dict[str, Any]:
+    """Return the pruning settings of the schedule of ``FinePruning.for_saving``."""
+    start, prune = start_and_prune(epochs, save, [m for m in milestones if m < epochs])
+    return {"windows_per_interval": 1, "start": start, "prune": prune}
 
-    The class (or a function that returns a policy) gets the number of epochs and the arguments.
-    """
+
+def _own_policy(name: str, epochs: int, arguments: Mapping[str, Any]) -> Policy:
+    """Call the user's class, or function that returns a policy."""
     policy = call_attribute(name, "a policy", epochs, **arguments)
     if not isinstance(policy, Policy):
         raise InputError(
@@ -187,20 +161,33 @@ def _own_policy(name: str, epochs: int, arguments: Mapping[str, Any]) -> Policy:
     return policy
 
 
-def schedule_for_saving(epochs: int, milestones: Sequence[int], save: float) -> dict[str, Any]:
-    """Return the pruning settings of the schedule of ``FinePruning.for_saving``."""
-    start, prune = start_and_prune(epochs, save, [m for m in milestones if m < epochs])
-    return {"windows_per_interval": 1, "start": start, "prune": prune}
+def _complete_arguments(policy: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a policy with the defaults of its signature, and check their types."""
+    schedule = None
+    if follows_schedule(policy):
+        chosen = [name for name in _SCHEDULES if values.get(name, "none") != "none"]
+        if len(chosen) != 1:
+            raise InputError(
+                f"expected either pruning.window (epochs) or pruning.windows_per_interval with "
+                f"pruning.policy = {policy!r}, got {' and '.join(chosen) or 'neither'}: set one of "
+                f"them"
+            )
+        schedule = chosen[0]
+        values = {k: v for k, v in values.items() if k == schedule or k not in _SCHEDULES}
+    try:
+        made = converted("pruning", _section_of(policy, schedule), values)
+    except InputError as error:
+        raise InputError(f"{error} (with pruning.policy = {policy!r})") from None
+    # A default is an attribute of the class.
+    found = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _arguments(make: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     """Return the type and the default of each argument that a recipe may set."""
     hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
-    found: dict[str, tuple[Any, Any]] = {}
-    for name, parameter in inspect.signature(make).parameters.items():
-        if name not in _MADE:
-            found[name] = (hints[name], parameter.default)
-    return found
+    parameters = inspect.signature(make).parameters.items()
+    return {name: (hints[name], given.default) for name, given in parameters if name not in _MADE}
 
 
 @functools.cache

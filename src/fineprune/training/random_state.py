@@ -15,15 +15,13 @@ from fineprune.pruning.random_streams import stream
 @contextlib.contextmanager
 def seeded(seed: int, device: str) -> Iterator[None]:
     """Seed torch's generators inside the block, and restore their states after it."""
-    generators = _generators(device).values()
-    before = [generator.get_state() for generator in generators]
+    before = random_state(device)
     try:
-        for generator in generators:
+        for generator in _generators(device).values():
             generator.manual_seed(seed)
         yield
     finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
+        set_random_state(before, device)
 
 
 def reseed(seed: int, rank: int, device: str) -> None:
@@ -34,7 +32,7 @@ def reseed(seed: int, rank: int, device: str) -> None:
 
 
 def random_state(device: str) -> dict[str, torch.Tensor]:
-    """Return the states of torch's generators as tensors on the CPU."""
+    """Return the states of torch's generators as tensors on the CPU, by kind of device."""
     return {kind: generator.get_state() for kind, generator in _generators(device).items()}
 
 
@@ -46,7 +44,6 @@ def set_random_state(state: dict[str, torch.Tensor], device: str) -> None:
 
 
 def _generators(device: str) -> dict[str, torch.Generator]:
-    """Return the generators that a run on ``device`` draws from, by kind of device."""
     generators = {"cpu": torch.default_generator}
     own = torch.device(device)
     if own.type == "cuda":

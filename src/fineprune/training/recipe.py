@@ -1,7 +1,6 @@
-"""Recipes, which define a run completely. They are read from TOML and written as TOML.
+"""Recipes, which define a run completely, as TOML.
 
-All errors are found before anything is built: ``settings`` describes each section, and this module
-checks that the sections fit together.
+``settings`` describes and checks each section, and this module that the sections fit together.
 """
 
 import dataclasses
@@ -46,6 +45,15 @@ _PLACES = {
     "distributed": ("placement", "silence_seconds", "snapshot_every"),
 }
 
+# What is allowed with simulated workers, and with parameter servers.
+_WITHOUT_AVERAGE: dict[str, tuple[Any, ...]] = {"training.ema": (None,)}
+_SERVED = _WITHOUT_AVERAGE | {
+    "training.accumulation": (1,),
+    "training.drop_last": (False,),
+    "run.checkpoint_steps": (0,),
+    "run.compile": ("off", "auto"),
+}
+
 # With 0.9 and two workers, a network that reaches 92 % reached 9 to 35 %.
 _TOO_MUCH = 0.8
 
@@ -62,21 +70,12 @@ class Recipe:
     run: RunSettings = dataclasses.field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        # A section may have been made directly, without the checks of its annotations.
-        for name, kind in _KINDS.items():
-            converted(name, kind, vars(getattr(self, name)))
         # What a policy sets by itself is added, so that the recipe is complete. Only training runs
         # the user's code.
         if not self.pruning.own and (prune := getattr(self.policy(), "prune", None)):
             complete = pruning_settings({"prune": prune, **self.pruning.section()})
             object.__setattr__(self, "pruning", complete)  # It is frozen for users.
-        if self.distributed.served:
-            self._check_served()
-        if self.distributed.simulate and self.training.ema is not None:
-            raise InputError(
-                f"expected training.ema = none with distributed.simulate, got {self.training.ema}: "
-                f"the weights of simulated workers are not averaged"
-            )
+        self._check_distributed()
 
     @property
     def accumulation(self) -> int:
@@ -98,33 +97,28 @@ class Recipe:
             f"use the optimizer of the recipe strategies (rmsprop-tf without momentum)"
         )
 
-    def _check_served(self) -> None:
-        """Raise InputError if a setting is not supported with parameter servers."""
-        for section, name, values, advice in (
-            ("training", "accumulation", [1], "set training.batch_size and distributed.workers"),
-            ("training", "drop_last", [False], "the last update averages the remaining samples"),
-            ("training", "ema", [None], "the servers keep no moving average"),
-            ("run", "checkpoint_steps", [0], "checkpoints are written between epochs"),
-            ("run", "compile", ["off", "auto"], "workers do not compile the network"),
-        ):
-            given = getattr(getattr(self, section), name)
-            if given not in values:
-                wanted = "none" if values[0] is None else json.dumps(values[0])
+    def _check_distributed(self) -> None:
+        """Raise InputError if a setting is not supported with servers or simulated workers."""
+        strategy = self.distributed
+        kind, limits = "distributed.simulate", _WITHOUT_AVERAGE if strategy.simulate else {}
+        if strategy.served:
+            kind, limits = f"distributed.strategy {strategy.strategy!r}", _SERVED
+            if self.run.device.partition(":")[2]:
                 raise InputError(
-                    f"expected {section}.{name} = {wanted} with distributed.strategy "
-                    f"{self.distributed.strategy!r}, got {json.dumps(given)}: {advice}"
+                    f"expected run.device without a number with {kind}, got {self.run.device!r}: "
+                    f"Ray assigns the GPUs"
                 )
-        if self.run.device.partition(":")[2]:
-            raise InputError(
-                f"expected run.device without a number with distributed.strategy "
-                f"{self.distributed.strategy!r}, got {self.run.device!r}: Ray assigns the GPUs"
-            )
+        for name, allowed in limits.items():
+            section, _, key = name.partition(".")
+            given = getattr(getattr(self, section), key)
+            if given not in allowed:
+                wanted = "none" if allowed[0] is None else json.dumps(allowed[0])
+                raise InputError(
+                    f"expected {name} = {wanted} with {kind}, got {json.dumps(given)}: set it"
+                )
 
     def policy(self) -> Policy:
-        """Make the policy that the pruning section describes.
-
-        If it is the user's own, this runs the user's code.
-        """
+        """Make the policy that the pruning section describes; the user's own runs their code."""
         return make_policy(
             self.pruning,
             epochs=self.training.epochs,
@@ -164,8 +158,7 @@ class Recipe:
     def method(self) -> dict[str, dict[str, Any]]:
         """Return the settings that have an effect on what is learned.
 
-        This is the definition of what may differ between runs. The other settings may change when a
-        run is resumed, between the runs of a comparison, and between runs that a report compares.
+        The others may change when a run is resumed, and between the runs that are compared.
         """
         method = {
             section: {k: v for k, v in values.items() if k not in _PLACES.get(section, ())}
@@ -180,8 +173,7 @@ class Recipe:
     def changes_to(self, other: "Recipe") -> dict[str, dict[str, Any]]:
         """Return the settings that another recipe has instead of these, None for unset ones.
 
-        The pruning section is given as a whole, because the arguments of one policy mean nothing to
-        another.
+        The pruning section is given as a whole: one policy's arguments mean nothing to another.
         """
         changes = {}
         for section, theirs in other.as_dict().items():
@@ -247,13 +239,13 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
 
 def read_written_recipe(file: Path) -> Recipe:
     """Read the recipe in the folder of a run or a comparison, which this package wrote."""
+    advice = " (restore the file, continue with the version that wrote it, or give another --out)"
     try:
         return read_recipe(file)
     except InputError as error:
         raise InputError(
             f"expected a recipe that this version of fineprune wrote in {file}, cannot read it: "
-            f"{error} (restore the file, continue with the version that wrote it, or give another "
-            f"--out)"
+            f"{error}{advice}"
         ) from error
 
 

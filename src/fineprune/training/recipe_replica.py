@@ -8,9 +8,13 @@ from torch import Tensor
 
 from fineprune.labels.evidence import KEEP_ALL
 from fineprune.training.data import load_data
-from fineprune.training.network import precision, recipe_network, training_losses
+from fineprune.training.network import (
+    precision,
+    recipe_network,
+    training_losses,
+    training_mode,
+)
 from fineprune.training.own_code import check_code
-from fineprune.training.parameter_prefixes import training_mode
 from fineprune.training.random_state import reseed
 from fineprune.training.recipe import Recipe
 
@@ -19,7 +23,12 @@ class RecipeReplica:
     """A ``Replica`` of a recipe's network, with the data to train it on.
 
     All workers start with the same weights, but draw different random numbers while they train.
-    ``digests`` and ``folder`` are those for ``load_data``.
+
+    Args:
+        recipe: The recipe.
+        rank: The number of the worker, from 0.
+        digests, folder: Those for ``load_data``.
+        records_logits: Whether ``step`` returns logits.
 
     Attributes:
         num_samples: The number of training samples, N.
@@ -62,7 +71,7 @@ class RecipeReplica:
         Returns:
             The losses, float32, shape (B,). If the run records logits and there are at most
             ``KEEP_ALL`` classes, also the logits, float32, shape (B, C), and the labels, int64,
-            shape (B,). The driver keeps them until the epoch ends.
+            shape (B,).
         """
         x, y = batch
         with self._precision:

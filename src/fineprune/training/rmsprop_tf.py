@@ -15,12 +15,10 @@ from fineprune.errors import InputError
 
 
 class RMSPropTF(torch.optim.Optimizer):
-    """RMSProp in TensorFlow's form.
+    """RMSProp in TensorFlow's form; decay and momentum are in [0, 1).
 
     For each parameter p with gradient g (weight decay added): ``s = decay s + (1 - decay) g^2``,
     ``m = momentum m + lr g / sqrt(s + epsilon)``, ``p = p - m``, with s = 1 and m = 0 at the start.
-
-    Decay and momentum are in [0, 1). The paper has an epsilon of 1.0.
     """
 
     def __init__(

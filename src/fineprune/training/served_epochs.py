@@ -1,8 +1,8 @@
 """ServedEpochs: trains with parameter servers and workers, which this process drives.
 
 The pruner runs in this process, which plans each epoch, sends the batches to the workers, and
-records the losses that they return, one update at a time. Therefore, with every strategy, each kept
-sample is trained by one worker per epoch, and all workers follow the same plan.
+records the losses that they return, one update at a time. So each kept sample is trained by one
+worker per epoch, with every strategy.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class ServedEpochs:
         saved: The state of the servers that the run continues from; None for a new run.
     """
 
-    counted = ("update", "updates")
+    counted = "update"
 
     def __init__(self, trainer: "Trainer", saved: dict[str, Any] | None) -> None:
         self._recipe, self._model, self._pruner = trainer.recipe, trainer.model, trainer.pruner
@@ -109,9 +109,8 @@ class ServedEpochs:
         with totals.bookkeeping():
             for update in result.updates:
                 pruner.observe(update.indices, update.losses, **update.watched)
-                if totals.history is not None:
-                    totals.history.add(update.indices, update.losses)
-                totals.add(update.losses, updates)
+                totals.add(update.indices, update.losses, updates)
+                totals.steps += 1
         totals.distributed = added(result.report(), before) | {"applied": result.applied}
         if not result.finished:
             self.load_into_model(totals)

@@ -1,8 +1,8 @@
 """Stops a training after a signal: the loop saves a checkpoint and then ends.
 
 Slurm sends SIGUSR1 or SIGTERM before it ends a job, a terminal that is closed sends SIGHUP, and a
-user presses Ctrl-C. The signal handlers only record the signal, so that no operation is
-interrupted, unless there is nothing to save yet. A second Ctrl-C ends the process immediately.
+user presses Ctrl-C. The signal handlers only record the signal, unless there is nothing to save
+yet. A second Ctrl-C ends the process immediately.
 """
 
 import contextlib
@@ -52,10 +52,9 @@ class StopRequest:
         except Exception:
             self.check(place)  # Code in the block may have turned it into another exception.
             raise
-        else:
-            self.check(place)
         finally:
             self._place = None
+        self.check(place)
 
 
 @contextlib.contextmanager

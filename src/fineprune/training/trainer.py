@@ -1,9 +1,9 @@
 """Trainer: trains a recipe epoch by epoch, and writes the run's folder.
 
-A recipe names the data, the network, the policy and the strategy. ``Trainer`` builds them, and
-goes through the epochs that its ``Pruner`` plans. The batches of an epoch are trained by
-``LocalEpochs`` or ``ServedEpochs``, which differ in who computes gradients. After each epoch come
-its evaluation, its metrics and a checkpoint, and after the last one the summary.
+A ``Trainer`` builds what the recipe names, and goes through the epochs that its ``Pruner`` plans.
+Their batches are trained by ``LocalEpochs`` or ``ServedEpochs``, which differ in who computes
+gradients. After each epoch come its evaluation, its metrics and a checkpoint, and after the last
+one the summary.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import RankGroup, joined
-from fineprune.errors import InputError, Stopped, TrainingDiverged, check_installed
+from fineprune.errors import InputError, Stopped, TrainingDiverged
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.pruner import Pruner
@@ -34,21 +34,17 @@ from fineprune.training.checkpoint import (
     save_checkpoint,
 )
 from fineprune.training.data import load_data
-from fineprune.training.detection import detection
 from fineprune.training.epoch_totals import PARTS, EpochTotals
 from fineprune.training.evaluate import Evaluation, evaluate
-from fineprune.training.evidence import write_evidence
 from fineprune.training.hardware import resolved, wait_for
 from fineprune.training.local_epochs import LocalEpochs
 from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.random_state import random_state, seeded, set_random_state
 from fineprune.training.recipe import Recipe
-from fineprune.training.sample_history import SampleHistory
+from fineprune.training.results import detection, summary, write_evidence
 from fineprune.training.served_epochs import ServedEpochs, check_can_serve
 from fineprune.training.stop import StopRequest, stop_requests
-from fineprune.training.summary import summary
-from fineprune.training.tensorboard import event_file
 from fineprune.writing import make_folder
 
 _LOGGER = logging.getLogger("fineprune.training")
@@ -61,10 +57,9 @@ def train(
     folder: Path,
     *,
     resume: bool = False,
-    sharing: int = 1,
     on_epoch: OnEpoch | None = None,
 ) -> Summary:
-    """Train a recipe and write its run folder.
+    """Train a recipe, write its run folder, and return its summary.
 
     Under ``torchrun``, the processes train together: ``batch_size`` is the batch size of each
     process, and rank 0 writes the folder, which all processes must be able to read.
@@ -73,21 +68,16 @@ def train(
         recipe: The recipe to train.
         folder: The run's folder. No other process may write to it at the same time.
         resume: Whether to continue from the folder's checkpoint, which may have been written in the
-            middle of an epoch. A finished run is not changed, and an empty folder starts a new run.
-        sharing: The number of runs that share this machine's cores.
+            middle of an epoch. A finished run is not changed. Without a checkpoint, a run begins,
+            and a warning says so.
         on_epoch: A function that is called on rank 0 with the metrics of each epoch.
-
-    Returns:
-        The run's summary.
     """
     files = RunFolder(folder)
-    recipe = resolved(recipe, frozen=recipe_of(files) if resume else None, sharing=sharing)
+    recipe = resolved(recipe, frozen=recipe_of(files) if resume else None)
     if recipe.distributed.served:
         check_can_serve(recipe)
     if (stale := recipe.stale_momentum) is not None:
         _LOGGER.warning("%s", stale)
-    if recipe.run.tensorboard:
-        check_installed("tensorboard", "tensorboard for run.tensorboard = true", "tensorboard")
     with (
         # A signal that comes while this process waits for the other ranks ends it, because there is
         # nothing to save yet.
@@ -104,6 +94,8 @@ def train(
         )
         if finished is not None:
             return finished
+        if resume and ranks.main and not begun:
+            _LOGGER.warning("%s holds no checkpoint to resume: the run begins anew", folder)
         with stop.at_once("before the first epoch"):  # Loading data may take minutes.
             saved = checkpoint_of(files, recipe) if begun else None
             trainer = Trainer(recipe, files, ranks, saved)
@@ -115,9 +107,8 @@ def train(
 class Trainer:
     """The training of a recipe on one rank.
 
-    The initial weights are drawn from torch's current random state. This is the only place that
-    reads pretrained weights: other ranks read the same file, and workers of parameter servers
-    receive the weights from here.
+    The initial weights are drawn from torch's current random state, or read from a file, which all
+    ranks do; workers of parameter servers receive them from here.
 
     Args:
         recipe: The recipe, without "auto" settings.
@@ -130,8 +121,8 @@ class Trainer:
         data: The training data and the evaluation batches.
         model: The bare network, whose state is saved.
         pruner: Chooses the samples of each epoch.
-        average: The moving average of the weights, which is evaluated in their place; None on all
-            ranks but the main one, and if the recipe asks for none.
+        average: The moving average of the weights, which rank 0 evaluates in their place; None
+            without one.
         records_logits: Whether logits are recorded: for the history, or as the policy needs them.
         epochs: What trains the batches of an epoch.
         digests: The digests of the data and of the pretrained weights with which the run began.
@@ -179,7 +170,7 @@ class Trainer:
         Raises:
             Stopped: This rank or another was asked to stop, and a checkpoint was written.
         """
-        ranks, run, pruner, start = self.ranks, self.recipe.run, self.pruner, None
+        ranks, pruner, start = self.ranks, self.pruner, None
         totals = self._new_totals()
         if saved is None:
             ranks.from_main(lambda: self.files.begin(self.recipe.to_toml()))
@@ -190,33 +181,26 @@ class Trainer:
                 start = pruner.position.epoch
             ended = saved["metrics"]
             ranks.from_main(lambda: self.files.go_on(self.recipe.to_toml(), **ended))
-        events = run.tensorboard and ranks.main
-        with (
-            event_file(self.files, self.data.num_samples) if events else contextlib.nullcontext()
-        ) as write_event:
-            totals.started = time.perf_counter()
-            for epoch in pruner.epochs(start):
-                # The clock was started at the end of the last epoch, so that selecting samples is
-                # included.
-                totals.bookkeeping_seconds += time.perf_counter() - totals.started
-                if not self.epochs.train(epoch, totals, self.save, stop):
-                    self.save(totals)
-                    ranks.leave_together()
-                    number = stop.number or signal.SIGTERM  # Perhaps another rank received it.
-                    done = f"{totals.batches} {self.epochs.counted[totals.batches != 1]}"
-                    place = f"in epoch {epoch + 1}, after {done}, and wrote a checkpoint"
-                    raise Stopped(number, place)
-                metrics = self._end_epoch(epoch, totals)
-                if self._is_last(epoch) or (epoch + 1) % run.checkpoint_every == 0:
-                    self.save(None)
-                if ranks.main:
-                    for act in (write_event, on_epoch):
-                        if act is not None:
-                            act(metrics)
-                totals = self._new_totals()
+        totals.started = time.perf_counter()
+        for epoch in pruner.epochs(start):
+            # The clock was started at the end of the last epoch, so that selecting samples is
+            # included.
+            totals.bookkeeping_seconds += time.perf_counter() - totals.started
+            if not self.epochs.train(epoch, totals, self.save, stop):
+                self.save(totals)
+                ranks.leave_together()
+                number = stop.number or signal.SIGTERM  # Perhaps another rank received it.
+                place = f"in epoch {epoch + 1}, after {self.epochs.counted} {totals.batches}"
+                raise Stopped(number, f"{place}, and wrote a checkpoint")
+            metrics = self._end_epoch(epoch, totals)
+            if self._is_last(epoch) or (epoch + 1) % self.recipe.run.checkpoint_every == 0:
+                self.save(None)
+            if ranks.main and on_epoch is not None:
+                on_epoch(metrics)
+            totals = self._new_totals()
 
     def save(self, totals: EpochTotals | None) -> None:
-        """Write a checkpoint: inside an epoch with its totals. Every rank must call it."""
+        """Write a checkpoint, inside an epoch with its totals. Every rank must call it."""
         if totals is not None:
             totals.stop_clock()
         saved = self.state_dict(totals)
@@ -229,20 +213,16 @@ class Trainer:
             totals.started = time.perf_counter()  # Writing is not part of the training.
 
     def state_dict(self, totals: EpochTotals | None) -> dict[str, Any]:
-        """Return the content of a checkpoint. Every rank must call it, because it communicates.
-
-        The totals are those of the epoch in progress; None at the end of an epoch.
-        """
+        """Return the content of a checkpoint. Every rank must call it, because it communicates."""
         if self.ranks.size > 1:
             self.pruner.synchronize()
-        so_far = None if totals is None else totals.state_dict(self.ranks)
         saved = {
             "recipe": self.recipe.method(),
             "digests": self.digests,
             "model": self.model.state_dict(),
             "pruner": self.pruner.state_dict(),
             "random": self.ranks.gather(random_state(self.recipe.run.device)),
-            "epoch_so_far": so_far,
+            "epoch_so_far": None if totals is None else totals.state_dict(self.ranks),
             **self.epochs.state_dict(inside=totals is not None),
         }
         if self.average is not None:
@@ -273,9 +253,8 @@ class Trainer:
                     "the learning rate stays as it is",
                     *(ranks.size, before, samples, samples // ranks.size * before),
                 )
-            totals.steps = totals.steps_so_far(self.recipe.accumulation)
             # What is left fills the other batches on the current number of ranks.
-            totals.first = totals.batches = self.pruner.position.batches
+            totals.batches = self.pruner.position.batches
         return saved["epoch_so_far"] is not None
 
     def finish(self) -> Summary:
@@ -289,23 +268,21 @@ class Trainer:
         recipe, ranks, pruner, files = self.recipe, self.ranks, self.pruner, self.files
         # Otherwise, the last steps would count as bookkeeping.
         wait_for(torch.device(recipe.run.device))
-        if pruner.watch is not None and (self.data.wrong is not None or self._is_last(epoch)):
-            with totals.bookkeeping():
-                pruner.synchronize()
         loss, losses = totals.mean_losses(ranks)
-        if loss is not None and not math.isfinite(loss):
+        if not math.isfinite(loss):
             data = recipe.data
             own = f", or check that all samples of {data.name} are finite" if data.own else ""
             raise TrainingDiverged(
                 f"the mean loss of epoch {epoch + 1} is {loss}: the training diverged, so try a "
                 f"smaller training.lr than {recipe.training.lr:g}{own}"
             )
-        with totals.bookkeeping():
-            seen = None if totals.history is None else totals.history.merged(ranks)
         policy, counts = pruner.policy, None
-        if isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch):
-            counts = pruner.counts  # Those of the window that ends, which the policy clears next.
         with totals.bookkeeping():
+            if pruner.watch is not None and (self.data.wrong is not None or self._is_last(epoch)):
+                pruner.synchronize()
+            seen = totals.merged_history(ranks)
+            if isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch):
+                counts = pruner.counts  # Those of the window that ends.
             pruner.end_epoch()
         totals.stop_clock()
         self.epochs.load_into_model(totals)
@@ -322,10 +299,7 @@ class Trainer:
         return metrics
 
     def _write_results(self, metrics: dict[str, Any], seen: torch.Tensor | None) -> None:
-        """Evaluate if the recipe asks for it after this epoch, and write what is known of it.
-
-        ``seen`` is what ``SampleHistory.merged`` returned; None if the run keeps no history.
-        """
+        """Evaluate if the recipe asks for it, and write metrics and the epoch's history."""
         epoch, data, files, watch = metrics["epoch"], self.data, self.files, self.pruner.watch
         training, evaluation = self.recipe.training, None
         left = training.epochs - 1 - epoch
@@ -366,9 +340,11 @@ class Trainer:
 
     def _new_totals(self) -> EpochTotals:
         """Return the totals of an epoch that starts now, with all sums at 0."""
-        run = self.recipe.run
-        history = SampleHistory(self.data.num_samples, run.device) if run.history else None
-        return EpochTotals(torch.zeros(PARTS, device=run.device), history=history)
+        run, number = self.recipe.run, self.data.num_samples
+        history = None
+        if run.history:
+            history = torch.full((number,), -torch.inf, dtype=torch.float16, device=run.device)
+        return EpochTotals(torch.zeros(PARTS, device=run.device), history)
 
     def _is_last(self, epoch: int) -> bool:
         return epoch == self.recipe.training.epochs - 1

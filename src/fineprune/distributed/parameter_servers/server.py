@@ -23,7 +23,7 @@ from fineprune.distributed.parameter_servers.epoch import Array
 from fineprune.distributed.parameter_servers.failures import Behind, told_as_text
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 
-MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
 
 
 class Actor:
@@ -54,9 +54,8 @@ class Server(Actor):
         Args:
             layout: The layout of the parameters.
             index: The index of this server in it.
-            optimizer: Function that makes the optimizer, given pairs of the name of a parameter and
-                a flat piece of it. It must be elementwise, as SGD, RMSProp and Adam are. A
-                parameter group with a number ``lr_scale`` has its rate multiplied by it.
+            optimizer: Function that makes the optimizer, given flat pieces of parameters. It must
+                be elementwise, as SGD, RMSProp and Adam are.
             state: What ``snapshot`` or ``state_of`` returned.
 
         Returns:
@@ -65,11 +64,11 @@ class Server(Actor):
         saved = loaded(state)
         self._parameters: Tensor = saved["parameters"]
         self._gradient = torch.zeros_like(self._parameters)
-        names, sizes = map(list, zip(*layout.pieces(index), strict=True))
+        sizes = [size for _, size in layout.pieces(index)]
         pieces = torch.split(self._parameters, sizes)
         for piece, gradient in zip(pieces, torch.split(self._gradient, sizes), strict=True):
             piece.grad = gradient
-        self._optimizer = optimizer(list(zip(names, pieces, strict=True)))
+        self._optimizer = optimizer(pieces)
         if saved["optimizer"] is not None:
             # Copied, because the optimizer would use and change the given tensors themselves.
             self._optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))

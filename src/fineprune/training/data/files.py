@@ -29,8 +29,6 @@ from fineprune.training.recipe import Recipe
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-Item = tuple[int, Tensor | Broken, int]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FileSource(LoadedSource):
@@ -96,63 +94,48 @@ class FileSource(LoadedSource):
         """Read a batch, in which none of the files is broken. ``x`` is uint8, (B, 3, size, size).
 
         In an evaluation, broken files are left out. In the training, the next sample that is not
-        broken replaces each of them; after the last one comes the first one. The index of a
-        replaced sample is that of its replacement.
+        broken takes the place of each, also in the indices; the first one comes after the last.
         """
-        items = [self.read(epoch, sample) for epoch, sample in keys]
-        good = [place for place, item in enumerate(items) if isinstance(item[1], Tensor)]
-        used = [items[place] for place in good]
+        assert self.labels is not None
+        read = [self.read(epoch, sample) for epoch, sample in keys]
+        good = [place for place, pixels in enumerate(read) if isinstance(pixels, Tensor)]
+        used = good
         if good and not self.evaluated:
-            after = np.searchsorted(good, np.arange(len(items))) % len(good)
-            used = [used[number] for number in after]
+            used = [good[i] for i in np.searchsorted(good, np.arange(len(read))) % len(good)]
+        samples = np.array([keys[place][1] for place in used], dtype=np.int64)
         return Loaded(
-            torch.tensor([item[0] for item in used], dtype=torch.int64),
+            torch.from_numpy(samples),
             # In a loader process, this copies the pixels directly to shared memory.
-            default_collate([item[1] for item in used]) if used else None,
-            torch.tensor([item[2] for item in used], dtype=torch.int64),
-            [item[1] for item in items if isinstance(item[1], Broken)],
+            default_collate([read[place] for place in used]) if used else None,
+            torch.from_numpy(self.labels[samples].astype(np.int64)),
+            [pixels for pixels in read if isinstance(pixels, Broken)],
         )
 
-    def read(self, epoch: int, sample: int) -> Item:
-        """Return a sample, its pixels or what is broken, and its class."""
-        assert self.labels is not None
-        image, label, view = int(self.index[sample]), int(self.labels[sample]), self.view
+    def read(self, epoch: int, sample: int) -> Tensor | Broken:
+        """Return the pixels of a sample, or what is broken."""
+        image, view = int(self.index[sample]), self.view
         try:
-            pixels = decode(
+            return decode(
                 self.images.read(image),
                 lambda width, height: view.choose(width, height, epoch, sample),
                 view.size,
             )
         except (OSError, BrokenImage) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            return sample, Broken(sample, self.images.name(image), reason), label
-        return sample, pixels, label
+            return Broken(sample, self.images.name(image), reason)
 
 
 def open_files(recipe: Recipe, folder: Path | None) -> tuple[FileSource, FileSource | None]:
-    """Find the training and the test images of a recipe.
+    """Return the training images and the test images, which are None with ``data.validation``.
 
-    Args:
-        recipe: The recipe.
-        folder: The folder of a run that continues with the images with which it began; None to look
-            for the images.
-
-    Returns:
-        The training set and the test set, which is None with ``data.validation``.
+    They are those in the folder of a run that continues, if it is given.
     """
-    settings = recipe.data
+    settings, seed = recipe.data, recipe.run.seed
     check_decoder()
+    size, resize, crop = settings.image_size, settings.resize, settings.crop
     # The settings replace None by their defaults.
-    assert settings.train is not None
-    assert settings.image_size is not None
-    assert settings.resize is not None
-    view = View(
-        settings.image_size,
-        settings.resize,
-        settings.crop or "random-resized",
-        settings.flip is not False,
-        recipe.run.seed,
-    )
+    assert settings.train is not None and size and resize and crop  # noqa: PT018
+    view = View(size, resize, crop, settings.flip is not False, seed)
 
     def source(images: ImageList) -> FileSource:
         return FileSource(

@@ -6,8 +6,6 @@ The labels are those of the data set, those of a file (``data.labels``), or wron
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,55 +17,39 @@ from fineprune.errors import InputError
 from fineprune.runs.history import read_evidence
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import UNKNOWN, TrainingSet, read_training_set
+from fineprune.training.data.source import Array, Source
 from fineprune.training.settings import DataSettings
-
-Array = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingLabels:
-    """The labels of the samples to train on.
-
-    Attributes:
-        index: The indices of these samples in the training set, sorted; int64, shape (M,).
-        wrong: Which of their labels are wrong; bool, shape (M,). None if this is not known.
-        whole: The label of each sample of the whole training set, -1 for one that is left out;
-            int64, shape (N,).
-    """
-
-    index: Array
-    wrong: npt.NDArray[np.bool_] | None
-    whole: Array
-
-    @property
-    def labels(self) -> Array:
-        """The labels of these samples; int64, shape (M,)."""
-        return self.whole[self.index]
-
-    def only(self, kept: Array) -> "TrainingLabels":
-        """Return those of the samples at these positions, which are sorted; int64, shape (m,)."""
-        wrong = None if self.wrong is None else self.wrong[kept]
-        return replace(self, index=self.index[kept], wrong=wrong)
 
 
 def training_labels(
-    settings: DataSettings,
-    own: npt.NDArray[np.integer],
-    classes: Sequence[str],
-    index: Array,
-    keys: Sequence[str] | None = None,
-) -> TrainingLabels:
-    """Return the labels to train on.
+    settings: DataSettings, whole: Source, classes: int, index: Array
+) -> tuple[Array, Array, npt.NDArray[np.bool_] | None]:
+    """Return which samples to train, with which labels, and which of these are wrong.
 
     Args:
         settings: The data section of the recipe.
-        own: The labels of the whole training set, which are those of the dataset; shape (N,).
-        classes: The name of each class.
+        whole: The whole training set, of N samples.
+        classes: The number of classes of the network.
         index: The indices of the samples to train on, sorted; int64, shape (n,).
-        keys: What names each sample of the training set in a table; None for their indices.
+
+    Returns:
+        The indices that are left, int64, shape (m,); the label of each sample of the whole set,
+        ``DROPPED`` for one that is left out and ``UNKNOWN`` for one that the data hide, int64,
+        shape (N,); and which of the labels to train with are wrong, bool, shape (m,), or None if
+        this is not known.
     """
+    own, names = whole.labels, whole.classes
+    if own is None:
+        if settings.true_labels is not None:
+            raise InputError(
+                f"expected the training set of {whole.place} to have an attribute targets or "
+                f"labels, since data.true_labels needs the class of each sample, got none: add "
+                f"one, or leave out this setting"
+            )
+        own = np.full(len(whole), UNKNOWN)
     if settings.labels is not None:
-        given = read_labels(Path(settings.labels), classes, len(own), keys)
+        names += tuple(str(number) for number in range(len(names), classes))
+        given = read_labels(Path(settings.labels), names, len(own), whole.keys())
         index = index[given[index] != DROP]
         if not len(index):
             raise InputError(
@@ -75,19 +57,17 @@ def training_labels(
                 f"leave out or hold out"
             )
         known = settings.true_labels == "dataset"
-        return TrainingLabels(index, given[index] != own[index] if known else None, given)
-    whole = own.astype(np.int64)
+        return index, given, (given != own)[index] if known else None
+    labels = own.astype(np.int64)
     if settings.label_noise is None:
-        return TrainingLabels(index, None, whole)
-    labels = whole[index]
-    share, seed = settings.label_noise, settings.label_noise_seed
-    if settings.label_noise_map is None:
-        noisy = symmetric_noise(labels, len(classes), share, seed)
+        return index, labels, None
+    right, share, seed = labels[index], settings.label_noise, settings.label_noise_seed
+    if settings.label_noise_map:
+        noisy = mapped_noise(right, class_map(settings.label_noise_map, names), share, seed)
     else:
-        mapping = class_map(settings.label_noise_map, classes)
-        noisy = mapped_noise(labels, mapping, share, seed)
-    whole[index] = noisy
-    return TrainingLabels(index, noisy != labels, whole)
+        noisy = symmetric_noise(right, len(names), share, seed)
+    labels[index] = noisy
+    return index, labels, noisy != right
 
 
 def without_suspects(folder: Path, training_set: TrainingSet, fingerprint: str) -> Array:
@@ -109,10 +89,8 @@ def without_suspects(folder: Path, training_set: TrainingSet, fingerprint: str) 
     summary, number = read_run(folder).summary, len(training_set.index)
     theirs = read_training_set(folder, summary.train_samples)
     labels, others = training_set.trained_labels, theirs.trained_labels
-    known = None
-    if np.array_equal(theirs.index, training_set.index):
-        known = (labels != UNKNOWN) & (others != UNKNOWN)
-    if known is None or summary.data_sha256 != fingerprint or (labels != others)[known].any():
+    same = summary.data_sha256 == fingerprint and np.array_equal(theirs.index, training_set.index)
+    if not same or ((labels != others) & (labels != UNKNOWN) & (others != UNKNOWN)).any():
         raise InputError(
             f"expected for data.without a run on the same samples and labels, got {folder}, whose "
             f"{summary.train_samples} samples or their labels differ from these {number}: give a "

@@ -1,14 +1,13 @@
 """LoadedBatches: batches that loader processes prepare while the device computes.
 
-For samples that do not lie on the device: image files and user-defined data. The copy of the next
-batch to the device is started before the current batch is handed out.
+For samples that do not lie on the device: image files and user-defined data.
 """
 
 import abc
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,10 +67,6 @@ class LoadedBatches:
         self.broken = source.broken_files()
         self._source = source
         self._finish = source.on_device()
-        self._device = torch.device(source.device)
-        cuda = self._device.type == "cuda"
-        # Copies in a stream of their own run while the device computes.
-        self._stream = torch.cuda.Stream(self._device) if cuda else None
         # The keys of the batches to read, where the loader looks for them in each epoch.
         self._wanted: list[Keys] = []
         self._loader: TrainingLoader | None = None
@@ -84,16 +79,8 @@ class LoadedBatches:
             epoch: The epoch, from 0.
             size: The number of samples of each batch but the last.
         """
-        parts = order.split(size) if len(order) else ()
-        started = ((loaded, self._start(loaded)) for loaded in self._read(parts, epoch))
-        current = next(started, None)
-        while current is not None:
-            following = next(started, None)
-            loaded, copied = current
-            if self.broken is not None:
-                self.broken.replaced += len(loaded.broken)
-            yield loaded.samples, self._arrived(*copied)
-            current = following
+        for loaded in self._read(order.split(size) if len(order) else (), epoch):
+            yield loaded.samples, self._on_device(loaded)
 
     def batch(self, index: Tensor, epoch: int) -> Batch:
         """Return the batch of these samples (int64, shape (B,)), which all processes load together.
@@ -102,11 +89,8 @@ class LoadedBatches:
         one of them held would never be released, so its loader processes come from a fork server.
         """
         parts = index.split(-(-len(index) // max(1, self._source.workers)))
-        started = [self._start(part) for part in self._read(parts, epoch, "forkserver")]
-        x, y = (
-            torch.cat(halves) for halves in zip(*(self._arrived(*p) for p in started), strict=True)
-        )
-        return x, y
+        arrived = [self._on_device(loaded) for loaded in self._read(parts, epoch, "forkserver")]
+        return torch.cat([x for x, _ in arrived]), torch.cat([y for _, y in arrived])
 
     def _read(
         self, parts: Iterable[Tensor], epoch: int, start_method: str | None = None
@@ -122,28 +106,17 @@ class LoadedBatches:
                 self._wanted,
                 num_workers=self._source.workers,
                 start_method=start_method if start_method in known else None,
-                pin_memory=self._stream is not None,
+                pin_memory=self._source.device.startswith("cuda"),
                 # The keys of each epoch come from this process, so the processes can stay.
                 persistent_workers=not self._source.evaluated,
             )
         return iter(self._loader)
 
-    def _start(self, loaded: Loaded) -> tuple[Batch, Any]:
+    def _on_device(self, loaded: Loaded) -> Batch:
         if self.broken is not None:
             self.broken.add(loaded.broken, of_all=loaded.x is None)
+            self.broken.replaced += len(loaded.broken)
         assert loaded.x is not None
-        if self._stream is None:
-            return (loaded.x.to(self._device), loaded.y.to(self._device)), None
-        with torch.cuda.stream(self._stream):
-            x = loaded.x.to(self._device, non_blocking=True)
-            y = loaded.y.to(self._device, non_blocking=True)
-            return (x, y), self._stream.record_event()
-
-    def _arrived(self, copied: Batch, done: Any) -> Batch:
-        if done is not None:
-            stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(done)
-            for part in copied:
-                # Otherwise, its memory could be reused while this stream still reads it.
-                part.record_stream(stream)
-        return self._finish(copied[0]), copied[1]
+        device = self._source.device
+        x = loaded.x.to(device, non_blocking=True)
+        return self._finish(x), loaded.y.to(device, non_blocking=True)

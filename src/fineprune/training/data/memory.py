@@ -17,7 +17,7 @@ from fineprune.datasets.device_images import DeviceImages
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.synthetic import make_synthetic
-from fineprune.training.data.source import Source
+from fineprune.training.data.source import Source, evaluation_batch
 from fineprune.training.recipe import Recipe
 
 
@@ -29,8 +29,7 @@ class MemorySource(Source):
         images: All images with their own labels.
         augment: How they are varied.
         seed: The seed of the run.
-        statistics: The mean and the standard deviation of each channel; None for those of the
-            samples.
+        statistics: The mean and the deviation of each channel; None for those of the samples.
     """
 
     images: ImageSet
@@ -84,17 +83,14 @@ class MemorySource(Source):
 
 def open_memory(recipe: Recipe) -> tuple[MemorySource, MemorySource]:
     """Load the training and the test images of a recipe with built-in data."""
-    settings, device = recipe.data, recipe.run.device
-    digits = settings.name == "digits"
-    if digits:
-        assert settings.train_size is not None
-        train, test = load_digits(settings.train_size)
-    elif settings.name == "synthetic":
-        assert settings.train_size is not None
-        assert settings.image_size is not None
-        train, test = make_synthetic(
-            settings.train_size, size=settings.image_size, classes=recipe.network.classes or 10
-        )
+    settings, device, digits = recipe.data, recipe.run.device, recipe.data.name == "digits"
+    if digits or settings.name == "synthetic":
+        size, classes = settings.train_size, recipe.network.classes or 10
+        assert size is not None
+        if digits:
+            train, test = load_digits(size)
+        else:
+            train, test = make_synthetic(size, size=settings.image_size or 32, classes=classes)
     else:
         load = load_cifar10 if settings.name == "cifar10" else load_cifar100
         train, test = load(Path(settings.dir), download=settings.download)
@@ -108,8 +104,7 @@ def open_memory(recipe: Recipe) -> tuple[MemorySource, MemorySource]:
             classes=images.classes,
             index=np.arange(len(images)),
             labels=images.labels.numpy(),
-            # On a CPU, the activations should stay in the cache. Both divide CIFAR's test set.
-            evaluation_batch=2000 if device.startswith("cuda") else 500,
+            evaluation_batch=evaluation_batch(device),
             images=images,
             augment=Augment(padding=padding, flip=flip),
             seed=recipe.run.seed,

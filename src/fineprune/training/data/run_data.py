@@ -12,16 +12,11 @@ from torch import Tensor
 
 from fineprune.errors import InputError
 from fineprune.pruning.random_streams import stream
-from fineprune.runs.training_set import UNKNOWN, TrainingSet
+from fineprune.runs.training_set import TrainingSet
 from fineprune.training.data.files import open_files
-from fineprune.training.data.labels import (
-    TrainingLabels,
-    digest_of,
-    training_labels,
-    without_suspects,
-)
+from fineprune.training.data.labels import digest_of, training_labels, without_suspects
 from fineprune.training.data.memory import open_memory
-from fineprune.training.data.source import EpochLoader, Source
+from fineprune.training.data.source import Array, EpochLoader, Source
 from fineprune.training.data.user import open_user
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import DataSettings
@@ -41,7 +36,8 @@ class Data:
         evaluated: The samples to evaluate on.
         evaluated_on: The name of this set, ``test`` or ``validation``.
         classes: The number of classes of the network to build.
-        chosen: The labels of ``train``, and which samples of ``whole`` it has.
+        whole_labels: The label of each sample of ``whole``, as ``TrainingSet`` has it.
+        wrong: Which labels of ``train`` are wrong; bool, shape (N,). None if this is not known.
         digests: What a run that continues and the other processes of a run must find again, as
             digests in hexadecimal: ``data`` (the training and test set), ``labels`` (the training
             labels if they come from a file of the user, else None) and ``suspects`` (the samples
@@ -53,24 +49,14 @@ class Data:
     evaluated: Source
     evaluated_on: str
     classes: int
-    chosen: TrainingLabels
+    whole_labels: Array
+    wrong: npt.NDArray[np.bool_] | None
     digests: dict[str, str | None]
 
     @property
     def num_samples(self) -> int:
         """The number of training samples, N."""
         return len(self.train)
-
-    @property
-    def labels(self) -> npt.NDArray[np.integer] | None:
-        """The class of each training sample, integers, shape (N,); None if it is not known."""
-        labels = self.train.labels
-        return None if labels is None or (labels == UNKNOWN).any() else labels
-
-    @property
-    def wrong(self) -> npt.NDArray[np.bool_] | None:
-        """Which training labels are wrong; bool, shape (N,). None if this is not known."""
-        return self.chosen.wrong
 
     @functools.cached_property
     def blank(self) -> Tensor:
@@ -84,8 +70,8 @@ class Data:
 
     def training_set(self) -> TrainingSet:
         """Return the whole training set, and which of its samples are trained."""
-        chosen, whole = self.chosen, self.whole
-        return TrainingSet(chosen.index, chosen.whole, whole.classes, whole.keys())
+        whole = self.whole
+        return TrainingSet(self.train.index, self.whole_labels, whole.classes, whole.keys())
 
     def save(self, folder: Path) -> None:
         """Write what a resumed run needs to find the same samples into its folder."""
@@ -101,8 +87,8 @@ def load_data(
 
     Args:
         recipe: The recipe.
-        begun: The digests with which the run began; None for a new run.
-        folder: The folder of the run that continues, if it can be read; None for a new run.
+        begun: The digests with which a run began that continues; None for a new one.
+        folder: The folder of a run that continues; None for a new one.
 
     Raises:
         InputError: The data are missing, wrong, or others than when the run began.
@@ -113,38 +99,37 @@ def load_data(
     _check_same(settings, begun, digests)
     classes = _number_of_classes(whole, recipe.network.classes)
     kept, held_out = split(len(whole), settings.validation)
-    chosen = _labelled(settings, whole, classes, _limited(settings, whole, kept))
+    kept = _limited(settings, whole, kept)
+    index, labels, wrong = training_labels(settings, whole, classes, kept)
     from_file = settings.labels is not None
-    digests["labels"] = digest_of(chosen.index, chosen.labels) if from_file else None
-    evaluated = whole.part(held_out) if settings.validation else test
-    assert evaluated is not None
+    digests["labels"] = digest_of(index, labels[index]) if from_file else None
+    digests["suspects"] = None
     if settings.without is not None:
-        training_set = TrainingSet(chosen.index, chosen.whole)
-        rest = without_suspects(Path(settings.without), training_set, str(digests["data"]))
-        chosen = chosen.only(rest)
-    digests["suspects"] = None if settings.without is None else digest_of(chosen.index)
+        before = TrainingSet(index, labels)
+        rest = without_suspects(Path(settings.without), before, str(digests["data"]))
+        index, wrong = index[rest], None if wrong is None else wrong[rest]
+        digests["suspects"] = digest_of(index)
     _check_same(settings, begun, digests)
     changed = from_file or settings.label_noise is not None
-    train = whole.part(chosen.index, chosen.labels if changed else None)
+    train = whole.part(index, labels[index] if changed else None)
+    evaluated = whole.part(held_out) if settings.validation else test
+    assert evaluated is not None
     evaluated_on = "validation" if settings.validation else "test"
-    return Data(whole, train, evaluated.plain(train), evaluated_on, classes, chosen, digests)
+    evaluated = evaluated.plain(train)
+    return Data(whole, train, evaluated, evaluated_on, classes, labels, wrong, digests)
 
 
-def _check_same(
-    settings: DataSettings, begun: Mapping[str, str | None] | None, found: Mapping[str, str | None]
-) -> None:
-    """Raise InputError if data have other digests than those with which a run began."""
-    seeded = " (a function of your own must return the same on every call, so seed the split)"
-    for name, place, remedy in (
-        ("data", settings.train or settings.name, f"restore them{seeded if settings.own else ''}"),
-        ("labels", settings.labels, "restore the file"),
-        ("suspects", f"data.without = {settings.without}", "restore that run"),
-    ):
-        if begun is not None and name in found and begun[name] != found[name]:
-            raise InputError(
-                f"expected in {place} the {name} with which the run began, got different ones: "
-                f"{remedy}, or train into a new folder"
-            )
+def open_sources(recipe: Recipe, folder: Path | None = None) -> tuple[Source, Source | None]:
+    """Return the whole training set and the test set, which is None with ``data.validation``.
+
+    ``folder`` is that of a run which continues.
+    """
+    if recipe.data.name == "images":
+        return open_files(recipe, folder)
+    train: Source
+    test: Source
+    train, test = open_user(recipe) if recipe.data.own else open_memory(recipe)
+    return train, None if recipe.data.validation else test
 
 
 def data_fingerprint(train: Source, test: Source | None) -> str:
@@ -153,11 +138,8 @@ def data_fingerprint(train: Source, test: Source | None) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
-def split(num_samples: int, validation: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the indices of the samples to train on, and of those held out for validation.
-
-    Both are sorted and the same in every run.
-    """
+def split(num_samples: int, validation: int) -> tuple[Array, Array]:
+    """Return the sorted indices of the samples to train on, and of those held out, in any run."""
     if validation >= num_samples:
         raise InputError(
             f"expected data.validation to be below {num_samples}, the number of training samples, "
@@ -167,17 +149,13 @@ def split(num_samples: int, validation: int) -> tuple[npt.NDArray[np.int64], npt
     return np.sort(order[validation:]), np.sort(order[:validation])
 
 
-def open_sources(recipe: Recipe, folder: Path | None = None) -> tuple[Source, Source | None]:
-    """Return the whole training set and the test set, which is None with ``data.validation``.
-
-    ``folder`` is that of a run which continues. No other function asks for the name of the data.
-    """
-    if recipe.data.name == "images":
-        return open_files(recipe, folder)
-    train: Source
-    test: Source
-    train, test = open_user(recipe) if recipe.data.own else open_memory(recipe)
-    return train, None if recipe.data.validation else test
+def _limited(settings: DataSettings, whole: Source, kept: Array) -> Array:
+    """Return the samples that ``data.train_size`` leaves of those that are not held out."""
+    limit = settings.limited(len(kept))
+    if limit < len(kept) and whole.sorted_by_class:
+        order = stream(_FIXED_SEED, 0, "train_size").permutation(len(kept))
+        return kept[np.sort(order[:limit])]
+    return kept[:limit]
 
 
 def _number_of_classes(train: Source, given: int | None) -> int:
@@ -197,32 +175,18 @@ def _number_of_classes(train: Source, given: int | None) -> int:
     return classes
 
 
-def _limited(
-    settings: DataSettings, whole: Source, kept: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return the samples that ``data.train_size`` leaves of those that are not held out."""
-    limit = settings.limited(len(kept))
-    if limit < len(kept) and whole.sorted_by_class:
-        order = stream(_FIXED_SEED, 0, "train_size").permutation(len(kept))
-        return kept[np.sort(order[:limit])]
-    return kept[:limit]
-
-
-def _labelled(
-    settings: DataSettings, whole: Source, classes: int, index: npt.NDArray[np.int64]
-) -> TrainingLabels:
-    """Return the labels to train with."""
-    own, names = whole.labels, whole.classes
-    if own is None:
-        if settings.true_labels is not None:
+def _check_same(
+    settings: DataSettings, begun: Mapping[str, str | None] | None, found: Mapping[str, str | None]
+) -> None:
+    """Raise InputError if data have other digests than those with which a run began."""
+    seeded = " (a function of your own must return the same on every call, so seed the split)"
+    for name, place, remedy in (
+        ("data", settings.train or settings.name, f"restore them{seeded if settings.own else ''}"),
+        ("labels", settings.labels, "restore the file"),
+        ("suspects", f"data.without = {settings.without}", "restore that run"),
+    ):
+        if begun is not None and name in found and begun[name] != found[name]:
             raise InputError(
-                f"expected the training set of {whole.place} to have an attribute targets or "
-                f"labels, since data.true_labels needs the class of each sample, got none: add "
-                f"one, or leave out this setting"
+                f"expected in {place} the {name} with which the run began, got different ones: "
+                f"{remedy}, or train into a new folder"
             )
-        own = np.full(len(whole), UNKNOWN)
-    keys = None
-    if settings.labels is not None:
-        names += tuple(str(number) for number in range(len(names), classes))
-        keys = whole.keys()
-    return training_labels(settings, own, names, index, keys)

@@ -1,7 +1,4 @@
-"""Source: samples with labels, wherever they are; and the loader that reads any source.
-
-Nothing outside this package asks where samples come from.
-"""
+"""Source: samples with labels, wherever they are; and the loader that reads any source."""
 
 import abc
 from collections.abc import Iterator
@@ -28,9 +25,9 @@ UNREADABLE = "This sample cannot be read: its file is missing or damaged."
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(abc.ABC):
-    """A data set, or a part of one. It is small: ``open`` returns what reads it.
+    """A data set, or a part of one, whose samples depend on (seed, epoch, index) only.
 
-    What a sample looks like depends only on the seed of the run, the epoch and the sample's index.
+    It is small: ``open`` returns what reads it.
 
     Attributes:
         place: What holds the data, for error messages.
@@ -41,8 +38,7 @@ class Source(abc.ABC):
             known, and None if only reading the samples says it.
         relabelled: Whether the samples have these labels in place of their own.
         evaluated: Whether the samples are for evaluation.
-        evaluation_batch: How many samples to evaluate at once. Nothing is kept for a backward pass,
-            so these batches can be larger than those of training.
+        evaluation_batch: How many samples to evaluate at once.
         workers: The number of loader processes; 0 to read in this process.
         overlaps: Whether a batch may be read in another thread while a step is computed.
     """
@@ -65,10 +61,7 @@ class Source(abc.ABC):
         return len(self.index)
 
     def part(self, index: Array, labels: Array | None = None) -> Self:
-        """Return the samples with these sorted indices, int64, shape (M,).
-
-        With ``labels``, int64, shape (M,), they have these in place of their own.
-        """
+        """Return the samples with these sorted indices, perhaps with other labels; shape (M,)."""
         given: npt.NDArray[np.integer] | None = labels
         if given is None and self.labels is not None:
             given = self.labels[index]
@@ -103,6 +96,11 @@ class Source(abc.ABC):
         """Return a sample as ``labels.sample_view`` can show it; a text if it cannot be read."""
 
 
+def evaluation_batch(device: str) -> int:
+    """Return how many small images to evaluate at once; both numbers divide CIFAR's test set."""
+    return 2000 if device.startswith("cuda") else 500  # On a CPU, they should stay in the cache.
+
+
 class EpochLoader:
     """Batches ``(index, (x, y))`` of a source on its device.
 
@@ -111,8 +109,8 @@ class EpochLoader:
 
     Args:
         source: The samples.
-        sampler: Chooses the samples of each iteration, which is one epoch: call its ``set_epoch``
-            before. None for all samples in their order, as an evaluation reads them.
+        sampler: Chooses the samples of each iteration, which is one epoch; None for all samples in
+            their order, as an evaluation reads them.
         batch_size: The number of samples of each batch but the last; by default, that of
             evaluations.
         drop_last: Whether to drop an incomplete last batch.

@@ -7,7 +7,6 @@ resume, and evaluation does not change the random numbers of the training.
 
 import functools
 import hashlib
-import itertools
 import operator
 import random
 import struct
@@ -25,6 +24,7 @@ from fineprune.importing import call_attribute, imported
 from fineprune.labels.dataset_attributes import keys_of, labels_of, own_names, same_random_numbers
 from fineprune.runs.training_set import UNKNOWN
 from fineprune.training.data.loaded import Keys, Loaded, LoadedSource
+from fineprune.training.data.source import evaluation_batch
 from fineprune.training.recipe import Recipe
 
 # The number of samples that are read twice to detect random transforms, and for the fingerprint.
@@ -38,8 +38,8 @@ class UserSource(LoadedSource):
     """A ``Source`` of the samples of a user's map-style dataset, with items ``(x, y)``.
 
     Each sample is checked when it is read: its label is a class or a vector of the classes'
-    probabilities, and it has the shape of the first one that was read. Otherwise, the batch or the
-    loss would fail with a message that names no sample, and on a GPU with none.
+    probabilities, and it has the shape of the first one that was read. Otherwise, a batch would
+    fail with a message that names no sample.
 
     Attributes:
         dataset: The user's dataset.
@@ -62,8 +62,16 @@ class UserSource(LoadedSource):
 
     def keys(self) -> tuple[str, ...] | None:
         """Return what names each sample, if the dataset says it."""
-        keys = _keys(self.dataset, self.place)
-        return None if keys is None else tuple(keys[i] for i in self.index)
+        keys = keys_of(self.dataset)
+        if keys is None:
+            return None
+        if not len(set(keys)) == len(keys) == len(self.dataset):
+            raise InputError(
+                f"expected a unique key for each of the {len(self.dataset)} samples in the "
+                f"attribute keys of {self._kind}, got {len(keys)} keys, {len(set(keys))} of them "
+                f"different"
+            )
+        return tuple(keys[item] for item in self.index)
 
     def blank(self) -> Tensor:
         """Return zeros with the shape and dtype of the ``x`` of the first sample."""
@@ -161,12 +169,8 @@ class UserSource(LoadedSource):
 
 
 def open_user(recipe: Recipe) -> tuple[UserSource, UserSource]:
-    """Call the user's function, and return its training and test set.
-
-    The classes of both are checked, and samples without random transforms are needed for
-    validation.
-    """
-    settings, workers = recipe.data, recipe.data.workers
+    """Call the user's function, and return its training and test set, after checking both."""
+    settings, device, workers = recipe.data, recipe.run.device, recipe.data.workers
     train, test, plain = _returned(settings.name)
     if settings.validation and _constant(plain, range(min(_READ, len(plain)))) is None:
         raise InputError(
@@ -174,31 +178,32 @@ def open_user(recipe: Recipe) -> tuple[UserSource, UserSource]:
             f"training samples with random transforms only: also return them without random "
             f"transforms"
         )
-    names = _class_names(train, settings.name)
-    _keys(train, settings.name)
-    if not settings.validation and names and own_names(test):
-        others = _class_names(test, settings.name)
-        for number, (ours, theirs) in enumerate(itertools.zip_longest(names, others)):
+    named, others = own_names(train), own_names(test)
+    if named and others and not settings.validation:
+        for number in sorted({*named, *others}):
+            ours, theirs = named.get(number), others.get(number)
             if ours != theirs:
                 raise InputError(
                     f"expected the same attribute classes in the training and test set of "
                     f"{settings.name}, got {ours!r} and {theirs!r} as class {number}: number the "
                     f"labels of both in the same way"
                 )
+    # A class between others may have no name.
+    names = tuple(named.get(label, str(label)) for label in range(max(named, default=-1) + 1))
     num_classes = recipe.network.classes or len(names)
 
-    def source(dataset: Any, unchanged: Any, which: str, classes: tuple[str, ...]) -> UserSource:
+    def source(dataset: Any, unchanged: Any, which: str) -> UserSource:
         labels = labels_of(dataset)
         if labels is not None:
             labels = np.where((labels >= 0) & (labels < num_classes), labels, UNKNOWN)
         return UserSource(
             place=settings.name,
-            device=recipe.run.device,
-            classes=classes,
+            device=device,
+            classes=names,
             index=np.arange(len(dataset)),
             labels=labels,
             workers=workers,
-            evaluation_batch=2000 if recipe.run.device.startswith("cuda") else 500,
+            evaluation_batch=evaluation_batch(device),
             overlaps=workers > 0,  # Else transforms draw from the same generators as a step.
             dataset=dataset,
             unchanged=unchanged,
@@ -207,7 +212,9 @@ def open_user(recipe: Recipe) -> tuple[UserSource, UserSource]:
             num_classes=num_classes,
         )
 
-    return source(train, plain, "training", names), source(test, test, "test", names)
+    made = source(train, plain, "training")
+    made.keys()  # Which checks them.
+    return made, source(test, test, "test")
 
 
 def seed_generators(seed: int, epoch: int = 0, index: int = 0) -> None:
@@ -221,10 +228,10 @@ def seed_generators(seed: int, epoch: int = 0, index: int = 0) -> None:
 
 
 def _returned(name: str) -> tuple[Any, Any, Any]:
-    """Call the user's function with fixed seeds, and check the datasets that it returns.
+    """Call the user's function, and check the datasets that it returns: train, test and plain.
 
-    It is named as ``module:function``, and returns a training set and a test set. It may return a
-    third dataset: the training samples in the same order, without random transforms.
+    The third one is the training samples in the same order, without random transforms. If there is
+    none, the first one takes its place.
     """
     # A function that draws its split must return the same one in all processes and for all seeds,
     # also in a process that has run the module before.
@@ -245,38 +252,13 @@ def _returned(name: str) -> tuple[Any, Any, Any]:
                 f"{name!r}, got {'an empty' if hasattr(dataset, '__len__') else 'a'} "
                 f"{type(dataset).__name__}"
             )
-    train, test, *rest = returned
-    plain = rest[0] if rest else train
+    train, test, plain = [*returned, returned[0]][:3]
     if len(plain) != len(train):
         raise InputError(
             f"expected the third dataset from {name} to hold the same {len(train)} training "
             f"samples, without random transforms, got {len(plain)} samples"
         )
     return train, test, plain
-
-
-def _keys(train: Any, name: str) -> list[str] | None:
-    """Return what names each sample in tables of labels, if the training set says it."""
-    keys = keys_of(train)
-    if keys is not None and not len(set(keys)) == len(keys) == len(train):
-        raise InputError(
-            f"expected a unique key for each of the {len(train)} samples in the attribute keys of "
-            f"the training set of {name}, got {len(keys)} keys, {len(set(keys))} of them different"
-        )
-    return keys
-
-
-def _class_names(train: Any, name: str) -> tuple[str, ...]:
-    """Return the names of the classes that a training set has; empty if there are none."""
-    names = getattr(train, "classes", ())
-    if isinstance(names, str) or not hasattr(names, "__len__"):
-        raise InputError(
-            f"expected the attribute classes of the training set of {name} to list the names of "
-            f"the classes, got {names!r}: list them, or remove it and set network.classes"
-        )
-    named = own_names(train)  # By number, in which a class may be missing.
-    last = max(named, default=len(names) - 1)
-    return tuple(named.get(label, str(label)) for label in range(last + 1))
 
 
 def _constant(dataset: Any, indices: Iterable[int]) -> list[Any] | None:
