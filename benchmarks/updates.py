@@ -151,7 +151,7 @@ def trained(
 def trained_alone(updates: int) -> float:
     """Return the median over epochs of the seconds per update of LeNet in this process."""
     replica = LeNetReplica(0)
-    optimizer = make_optimizer(list(replica.model.named_parameters()))
+    optimizer = make_optimizer(list(replica.model.parameters()))
     seconds = []
     for _ in range(EPOCHS + 1):
         began = time.perf_counter()

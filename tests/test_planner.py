@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import made_scaled
@@ -295,7 +296,7 @@ def test_options_that_do_not_fit_are_refused(arguments, message, tmp_path):
 
 
 def test_costs_come_from_runs_of_one_process_and_of_one_worker_with_a_server():
-    sizes = {"samples": 64, "batch_size": 32, "parameters": 1_000_000}
+    sizes: dict[str, Any] = {"samples": 64, "batch_size": 32, "parameters": 1_000_000}
     one = made_scaled("one", [1.0] * 3, [1.0] * 3, **sizes)
     assert costs_of_runs([one]) == Costs(0.5, 32, 4.0)
     report = {"seconds": {"apply": 0.3}, "staleness": [2]}

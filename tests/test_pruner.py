@@ -272,6 +272,8 @@ def test_a_loss_with_class_weights_may_backpropagate_its_own_scalar():
     F.cross_entropy(logits, y, weight=weight).backward()
     alone = logits.detach().requires_grad_()
     F.cross_entropy(alone, y, weight=weight).backward()
+    assert logits.grad is not None
+    assert alone.grad is not None
     assert torch.equal(logits.grad, alone.grad)
     pruner.end_epoch()
     assert pruner.counts.sum() > 0

@@ -137,7 +137,7 @@ def test_a_stopped_tuning_is_continued_with_the_same_result(tuned, tmp_path):
 
 
 def test_trials_are_kept_when_seeds_and_arms_are_added(copied):
-    before, rates = times(copied), {}
+    before, rates = times(copied), dict[str, float]()
     for seeds, arms in ((2, ARMS), (1, ("random", "watched"))):
         data = load_data(small())
         made = make_arms(small(), arms, data.num_samples)
