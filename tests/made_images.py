@@ -38,6 +38,17 @@ def write_folder(root, images):
     return root
 
 
+def break_files(folder, *, missing=True):
+    """Break training images in different ways, and return them; ``missing`` also removes one."""
+    names = [folder / "train" / CLASSES[i % 2] / f"{i:04}.jpeg" for i in (0, 1, 4, 5)]
+    names[0].write_bytes(names[0].read_bytes()[:300])
+    names[1].write_bytes(b"")
+    names[2].write_bytes(b"%PDF-1.7 no image")
+    if missing:
+        names[3].unlink()
+    return names
+
+
 def write_shards(folder, images, shards=2, extra=()):
     """Write tar shards; each sample also has the members ``extra``, which are ignored."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,18 @@
-"""Trainings that are stopped: of a pruner with made-up losses, and of a recipe."""
+"""Small recipes, and trainings that are stopped, of a pruner with made-up losses or a recipe."""
 
+import contextlib
+import hashlib
 import io
+import json
 
 import numpy as np
 import pytest
 import torch
 
 from fineprune.errors import InputError
-from fineprune.training.checkpoint import save_checkpoint
+from fineprune.runs.files import read_metrics
+from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.training.recipe import make_recipe
 from fineprune.training.trainer import train
 
 
@@ -99,6 +104,49 @@ def stopped_and_resumed(made, train, stop, folder):
     return before + after
 
 
+def small_recipe(*changes, **sections):
+    """Return a recipe that trains in a second or so.
+
+    Args:
+        changes: Settings as on the command line, such as ``"training.epochs=2"``.
+        sections: Whole sections, which replace those below.
+    """
+    small = {
+        "data": {"name": "digits", "train_size": 256},
+        "training": {"epochs": 4, "batch_size": 64, "lr": 0.02, "evaluate_every": 4},
+        "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
+        "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off"},
+    }
+    return make_recipe({**small, **sections}, ["training.evaluate_last=1", *changes])
+
+
+def untimed(folder):
+    """Return the metrics of a run without its times."""
+    lines = read_metrics(folder / "metrics.jsonl")
+    return [{key: line[key] for key in line if not key.endswith("seconds")} for line in lines]
+
+
+def weights(folder):
+    """Return the weights of a run as one vector."""
+    model = load_checkpoint(folder / "checkpoint.pt")["model"]
+    return torch.cat([value.flatten() for value in model.values()])
+
+
+def outcome(folder):
+    """Return what interruptions must not change: weights, metrics, counts, and the history."""
+    saved = load_checkpoint(folder / "checkpoint.pt")
+    states = {"model": saved["model"], "average": saved.get("average", {}).get("network", {})}
+    contents = {
+        f"{part} {name}": value.numpy().tobytes()
+        for part, state in states.items()
+        for name, value in state.items()
+    }
+    for path in [*folder.glob("counts/*"), *folder.glob("history/*")]:
+        contents[str(path.relative_to(folder))] = path.read_bytes()
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    return digests, untimed(folder), json.loads((folder / "summary.json").read_text())["suspicion"]
+
+
 class Stop(Exception):
     """Ends a training."""
 
@@ -114,25 +162,21 @@ def train_through(epoch, recipe, folder):
         train(recipe, folder, on_epoch=stop)
 
 
-def checkpoint_number(number, *, inside=False):
-    """Return a condition for ``train_until``: this many checkpoints were written.
-
-    Args:
-        number: The number of checkpoints.
-        inside: Whether to count only checkpoints that were not written at the end of an epoch.
-    """
+def checkpoint_number(number):
+    """Return a condition for ``train_until``: this many checkpoints were written inside epochs."""
     written = []
 
     def is_it(state):
-        if not inside or state["epoch_so_far"] is not None:
+        if state["epoch_so_far"] is not None:
             written.append(state)
         return len(written) == number
 
     return is_it
 
 
-def train_until(when, recipe, folder, monkeypatch):
-    """Train a recipe up to the first checkpoint whose state fulfils ``when``, which is written."""
+@contextlib.contextmanager
+def stopping(when, monkeypatch):
+    """Raise ``Stop`` after each checkpoint whose state fulfils ``when``, which is written."""
 
     def save_and_stop(path, state):
         save_checkpoint(path, state)
@@ -141,5 +185,33 @@ def train_until(when, recipe, folder, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr("fineprune.training.trainer.save_checkpoint", save_and_stop)
-        with pytest.raises(Stop):
-            train(recipe, folder)
+        yield
+
+
+def train_until(when, recipe, folder, monkeypatch):
+    """Train a recipe up to the first checkpoint whose state fulfils ``when``."""
+    with stopping(when, monkeypatch), pytest.raises(Stop):
+        train(recipe, folder)
+
+
+def train_with_stops(recipe, folder, monkeypatch, places=None):
+    """Train a recipe to its end. It is stopped and resumed at some of its checkpoints, or at each.
+
+    ``places`` are the epochs of these checkpoints and the numbers of batches trained in them. Those
+    of the stops are returned.
+    """
+    stopped = set()
+
+    def there(state):
+        so_far = state["epoch_so_far"]
+        place = (state["pruner"]["epoch"], so_far["batches"] if so_far else 0)
+        if place in stopped or (places is not None and place not in places):
+            return False
+        stopped.add(place)
+        return True
+
+    with stopping(there, monkeypatch):
+        while True:
+            with contextlib.suppress(Stop):
+                train(recipe, folder, resume=True)
+                return stopped

@@ -3,35 +3,26 @@
 import json
 
 import pytest
+from resuming import small_recipe
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.forecast import forecast, predicted_cost
-from fineprune.training.recipe import make_recipe
 from fineprune.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("fast_spawn")
 
-RECIPE = {
-    "data": {"name": "digits", "train_size": 512},
-    "training": {
-        "epochs": 8,
-        "batch_size": 32,
-        "lr": 0.02,
-        "milestones": [3, 5, 7],
-        "gamma": 0.2,
-        "evaluate_every": 8,
-        "evaluate_last": 1,
-    },
-    "pruning": {"policy": "adaptive", "save": 0.35, "first_epoch": 2},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
-}
+
+def small():
+    settings = ["data.train_size=512", "training.epochs=8", "training.batch_size=32"]
+    settings += ["training.milestones=[3, 5, 7]", "training.evaluate_every=8"]
+    return small_recipe(*settings, pruning={"policy": "adaptive", "save": 0.35, "first_epoch": 2})
 
 
 def test_a_run_has_exactly_the_planned_steps(tmp_path):
-    train(make_recipe(RECIPE), tmp_path / "run")
-    cost = predicted_cost(make_recipe(RECIPE), 512)
+    train(small(), tmp_path / "run")
+    cost = predicted_cost(small(), 512)
     lines = read_run(tmp_path / "run").metrics
     assert sum(line["steps"] for line in lines) == cost.steps == round(0.65 * 8 * 16)
     assert [line["samples"] for line in lines[:2]] == [512] * 2
@@ -39,14 +30,14 @@ def test_a_run_has_exactly_the_planned_steps(tmp_path):
 
 
 def test_a_plan_shows_the_samples_of_each_epoch():
-    planned = forecast(make_recipe(RECIPE), 512).kept
+    planned = forecast(small(), 512).kept
     arguments = "plan training.epochs=8 training.milestones=[3,5,7]"
     arguments += " training.gamma=0.2 training.batch_size=32"
     command = [*arguments.split(), "--save", "0.35", "--samples", "512"]
     shown = CliRunner().invoke(app, [*command, "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["kept"] == planned
-    assert json.loads(shown.stdout)["steps"] == predicted_cost(make_recipe(RECIPE), 512).steps
+    assert json.loads(shown.stdout)["steps"] == predicted_cost(small(), 512).steps
     text = CliRunner().invoke(app, command)
     assert "steps: 83 of 128" in text.stdout
 
@@ -86,7 +77,7 @@ def test_a_plan_that_cannot_be_is_one_line(options, message):
 
 
 def test_compare_trains_the_policy_and_its_controls_at_the_same_cost(tmp_path):
-    (tmp_path / "recipe.toml").write_text(make_recipe(RECIPE).to_toml())
+    (tmp_path / "recipe.toml").write_text(small().to_toml())
     folder = tmp_path / "compared"
     command = ["compare", str(tmp_path / "recipe.toml"), "--out", str(folder)]
     result = CliRunner().invoke(app, command)

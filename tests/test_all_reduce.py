@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -16,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from gloo_group import gloo_group
-from resuming import Stop, checkpoint_number, train_until
+from gloo_group import free_port, gloo_group, launched
+from resuming import Stop, checkpoint_number, small_recipe, train_until
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.multiprocessing.spawn import spawn
@@ -28,7 +27,6 @@ from fineprune.distributed.all_reduce import RankGroup, joined
 from fineprune.errors import InputError, RunError
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.recipe import make_recipe
 from fineprune.training.trainer import Trainer, train
 
 N, EPOCHS = 96, 6
@@ -71,31 +69,19 @@ def ranks_main(rank, folder):
         torch.save({"model": model.state_dict(), "counts": counts}, f"{folder}/rank{rank}.pt")
 
 
-def test_two_ranks_train_like_one_process_with_twice_the_batch_size(fast_spawn, tmp_path):
-    spawn(ranks_main, args=(str(tmp_path),), nprocs=2)
+def test_two_ranks_train_like_one_process_with_twice_the_batch_size(spawned):
     model = new_model()
     counts = users_loop(model, 16)
-    for rank in range(2):
-        saved = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
+    for saved in spawned(ranks_main, 2):
         for name, value in model.state_dict().items():
             torch.testing.assert_close(saved["model"][name], value, rtol=1e-9, atol=1e-12)
         assert torch.equal(saved["counts"], counts)
     assert counts.any()
 
 
-RECIPE = {
-    "data": {"name": "digits", "train_size": 256},
-    "training": {
-        "epochs": 4,
-        "batch_size": 32,
-        "lr": 0.02,
-        "milestones": [3],
-        "evaluate_every": 4,
-        "evaluate_last": 1,
-    },
-    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
-    "run": {"threads": 1, "device": "cpu", "precision": "float32"},
-}
+def small(*changes):
+    return small_recipe("training.batch_size=32", "training.milestones=[3]", *changes)
+
 
 NOISE = "data.label_noise=0.2"
 
@@ -109,7 +95,7 @@ def torchrun_command(python, python_file):
 
 
 def command_of_ranks(python, folder, ranks, *changes, resume=False, restarts=0):
-    text = make_recipe(RECIPE, changes).to_toml()
+    text = small(*changes).to_toml()
     recipe = folder.parent / f"{folder.name}.toml"
     recipe.write_text(text)
     command = [*python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
@@ -142,7 +128,7 @@ def test_torchrun_trains_a_recipe_like_one_process(two_ranks, tmp_path):
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)  # Only rank 0 prints.
     assert summary["ranks"] == 2
-    alone = train(make_recipe(RECIPE, ["training.batch_size=64", NOISE]), tmp_path / "one")
+    alone = train(small("training.batch_size=64", NOISE), tmp_path / "one")
     assert summary["samples_trained"] == alone.samples_trained
     assert summary["steps"] == alone.steps
     one, two = (read_metrics(f / "metrics.jsonl") for f in (tmp_path / "one", folder))
@@ -163,7 +149,7 @@ def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(
 ):
     folder = tmp_path / "run"
     process = subprocess.Popen(
-        torchrun_command(folder, 2, "training.epochs=4000", "training.milestones=[]"),
+        torchrun_command(folder, 2, "training.epochs=4000"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -190,14 +176,13 @@ def test_signals_end_a_process_that_waits_for_other_ranks(tmp_path, monkeypatch)
         raise Stop
 
     monkeypatch.setattr("fineprune.distributed.all_reduce.rendezvous", meet)
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in launched(0, 0).items():
+        monkeypatch.setenv(name, value)
     # Tests that run in the background of a shell ignore Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(Stop):
-            train(make_recipe(RECIPE), tmp_path / "run")
+            train(small(), tmp_path / "run")
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
@@ -205,61 +190,42 @@ def test_signals_end_a_process_that_waits_for_other_ranks(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("batches", "steps"),
+    ("batches", "ranks", "changes", "trained", "steps", "samples"),
     [
-        (14, [6, 8, 3, 4]),  # After the last batch of epoch 1, before the epoch has ended.
+        # After the last batch of epoch 1, before the epoch has ended.
+        (14, 2, (), 256, [6, 8, 3, 4], [192, 256, 192, 256]),
         # After 4 of the 6 batches of epoch 2, which two ranks continue with one batch each.
-        pytest.param(18, [6, 8, 4 + 1, 4], marks=pytest.mark.long),
+        pytest.param(
+            *(18, 2, (), 128, [6, 8, 4 + 1, 4], [192, 256, 192, 256]), marks=pytest.mark.long
+        ),
+        # Three steps of two batches in epoch 1, of which two ranks have one batch each left.
+        (
+            *(5, 2, ("training.accumulation=2", "pruning.prune=128"), 192),
+            *([2, 3 + 1, 1, 2], [128, 256, 128, 256]),
+        ),
+        # Each of three ranks trains 65 of the 192 samples that are left. These repeat three, so
+        # that all ranks have equally many.
+        pytest.param(*(8, 3, (), 64, [6], [192, 64 + 3 * 65]), marks=pytest.mark.long),
     ],
 )
 def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
-    batches, steps, torchrun, tmp_path, monkeypatch
+    batches, ranks, changes, trained, steps, samples, torchrun, tmp_path, monkeypatch
 ):
-    """One process writes the checkpoint. Two processes then need half as many steps per epoch."""
+    """One process writes the checkpoint. Several then need fewer steps per epoch."""
     folder = tmp_path / "run"
-    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=1"])
-    train_until(checkpoint_number(batches, inside=True), recipe, folder, monkeypatch)
-    before = load_checkpoint(folder / "checkpoint.pt")["pruner"]
-    assert before["epoch"] == (1 if batches == 14 else 2)
-    done = torchrun(folder, 2, resume=True)
+    recipe = small("run.checkpoint_steps=1", *changes)
+    train_until(checkpoint_number(batches), recipe, folder, monkeypatch)
+    so_far = load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]
+    assert sum(so_far["part_samples"]) == trained
+    done = torchrun(folder, ranks, *changes, resume=True)
     assert done.returncode == 0, done.stderr
     metrics = read_metrics(folder / "metrics.jsonl")
     assert [line["epoch"] for line in metrics] == [0, 1, 2, 3]
-    assert [line["steps"] for line in metrics] == steps
-    assert [line["samples"] for line in metrics] == [192, 256, 192, 256]
-    said = "continues with 2 processes after 1, so a step has 64 samples after 32, and the learning"
-    assert done.stderr.count(said) == 1
-
-
-def test_accumulation_begins_anew_with_another_number_of_ranks(torchrun, tmp_path, monkeypatch):
-    """One process has taken three steps of two batches. Two have one batch each for the fourth."""
-    folder = tmp_path / "run"
-    changes = ["run.checkpoint_steps=1", "training.accumulation=2", "pruning.prune=128"]
-    train_until(
-        checkpoint_number(5, inside=True), make_recipe(RECIPE, changes), folder, monkeypatch
-    )
-    assert sum(load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["part_samples"]) == 192
-    done = torchrun(folder, 2, *changes, resume=True)
-    assert done.returncode == 0, done.stderr
-    metrics = read_metrics(folder / "metrics.jsonl")
-    assert [line["steps"] for line in metrics] == [2, 3 + 1, 1, 2]
-    assert [line["samples"] for line in metrics] == [128, 256, 128, 256]
-
-
-@pytest.mark.long
-def test_no_sample_of_a_checkpoint_is_lost_on_three_ranks(torchrun, tmp_path, monkeypatch):
-    """One process has trained 64 samples of epoch 1. Each of three ranks trains 65 more.
-
-    These repeat three of the 192 samples that are left, so that all ranks have equally many.
-    """
-    folder = tmp_path / "run"
-    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=1"])
-    train_until(checkpoint_number(8, inside=True), recipe, folder, monkeypatch)
-    assert sum(load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["part_samples"]) == 64
-    done = torchrun(folder, 3, resume=True)
-    assert done.returncode == 0, done.stderr
-    metrics = read_metrics(folder / "metrics.jsonl")
-    assert [line["samples"] for line in metrics[:2]] == [192, 64 + 3 * 65]
+    assert [line["steps"] for line in metrics[: len(steps)]] == steps
+    assert [line["samples"] for line in metrics[: len(samples)]] == samples
+    size = 64 if changes else 32
+    said = f"continues with {ranks} processes after 1, so a step has {ranks * size} samples after"
+    assert done.stderr.count(f"{said} {size}, and the learning") == 1
 
 
 def test_an_error_on_rank_0_is_reported_by_all_ranks(two_ranks, torchrun):
@@ -273,8 +239,7 @@ def test_an_error_on_rank_0_is_reported_by_all_ranks(two_ranks, torchrun):
 def test_ranks_that_are_restarted_continue(torchrun_command, tmp_path):
     """The process that is killed is rank 0, whose number is in the lock of the folder."""
     folder = tmp_path / "run"
-    changes = ("training.epochs=60", "training.milestones=[]")
-    command = torchrun_command(folder, 2, *changes, resume=True, restarts=2)
+    command = torchrun_command(folder, 2, "training.epochs=60", resume=True, restarts=2)
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     killed = 0
     deadline = time.monotonic() + 240
@@ -293,8 +258,7 @@ def test_ranks_that_are_restarted_continue(torchrun_command, tmp_path):
 
 def leave_before_the_model(rank, port):
     """Leave the group while a model wrapped by DDP still exists."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(address, RANK=str(rank), WORLD_SIZE="2")
+    os.environ.update(launched(rank, port))
     model = nn.Linear(1, 1)
     with joined("cpu") as ranks:
         group = weakref.ref(dist.group.WORLD)
@@ -306,10 +270,7 @@ def leave_before_the_model(rank, port):
 
 
 def test_the_group_outlives_a_model_that_ddp_wrapped(fast_spawn):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(leave_before_the_model, args=(port,), nprocs=2)
+    spawn(leave_before_the_model, args=(free_port(),), nprocs=2)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -352,42 +313,40 @@ def test_the_ranks_wait_for_the_evaluation_before_their_next_collective(tmp_path
     monkeypatch.setattr(Trainer, "_write_results", write_results)
     monkeypatch.setattr(Trainer, "state_dict", state_dict)
     with pytest.raises(Stop):
-        train(make_recipe(RECIPE), tmp_path / "run")
+        train(small(), tmp_path / "run")
     assert done == ["evaluated", "epoch 0"]
 
 
+COMPLETE = dict.fromkeys(("RANK", "MASTER_ADDR", "MASTER_PORT"), "0") | {"WORLD_SIZE": "2"}
+
+
 @pytest.mark.parametrize(
-    ("device", "missing"),
-    [("cpu", "RANK, MASTER_ADDR"), ("cuda", "RANK, MASTER_ADDR"), ("cuda", "LOCAL_RANK")],
+    ("device", "values", "said"),
+    [
+        ("cpu", {**COMPLETE, "RANK": "", "MASTER_ADDR": ""}, "2 without RANK, MASTER_ADDR: start"),
+        ("cuda", COMPLETE, "WORLD_SIZE=2 without LOCAL_RANK: start"),
+        ("cuda:1", {**COMPLETE, "LOCAL_RANK": "0"}, "got 'cuda:1': set run.device=cuda"),
+        ("cpu", {"RANK": "1"}, "got RANK=1 without WORLD_SIZE: start it with torchrun, or unset"),
+        ("cpu", {**COMPLETE, "RANK": "2"}, "expected RANK below WORLD_SIZE=2, got 2"),
+        ("cpu", {"WORLD_SIZE": "two"}, "WORLD_SIZE to be a whole number, .* got 'two'"),
+        ("cpu", {"WORLD_SIZE": "-1"}, "WORLD_SIZE to be a whole number, .* got '-1'"),
+    ],
 )
-def test_a_partial_environment_of_a_launcher_is_one_line(device, missing, monkeypatch):
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "0")
-    for name in missing.split(", "):
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match=f"WORLD_SIZE=2 without {missing}: start") as error:
+def test_the_environment_of_a_launcher_is_checked(device, values, said, monkeypatch):
+    for name in (*COMPLETE, "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=said) as error:
         joined(device).__enter__()
     assert "\n" not in str(error.value)
 
 
-def test_a_numbered_gpu_for_several_ranks_is_refused(monkeypatch):
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match=r"got 'cuda:1': set run.device=cuda"):
-        joined("cuda:1").__enter__()
-
-
 def join_over_no_device(rank, port):
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(address, RANK=str(rank), WORLD_SIZE="2", GLOO_SOCKET_IFNAME="nowhere0")
+    os.environ.update(launched(rank, port), GLOO_SOCKET_IFNAME="nowhere0")
     with pytest.raises(RunError, match=r"^rank \d cannot join the others: .*nowhere0"):
         joined("cpu").__enter__()
 
 
 def test_ranks_that_cannot_connect_say_so_in_one_line(fast_spawn):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(join_over_no_device, args=(port,), nprocs=2)
+    spawn(join_over_no_device, args=(free_port(),), nprocs=2)

@@ -7,10 +7,8 @@ and nothing else besides the standard library and this package.
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -126,30 +124,3 @@ def test_the_command_says_in_one_line_what_to_install(bare, tmp_path):
     said = r"fineprune: expected the packages of the command line, but \w+ is not installed: "
     assert re.fullmatch(said + r"pip install 'fineprune\[cli\]'\n", result.stderr)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_declared_dependencies_are_torch_and_numpy():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert [Requirement(text).name for text in project["dependencies"]] == ["torch", "numpy"]
-
-
-@pytest.mark.parametrize("extra", ["cli", "images"])
-def test_images_need_a_pillow_that_opens_grey_png_of_16_bits_as_such(extra):
-    """Before 10.3, it gave them the mode of 32 bits, of which it clips values above 255."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = map(Requirement, project["optional-dependencies"][extra])
-    (pillow,) = (requirement for requirement in needed if requirement.name == "pillow")
-    assert "10.3.0" in pillow.specifier
-    assert "10.2.0" not in pillow.specifier
-
-
-def test_no_file_of_the_package_is_ignored():
-    """The build backend leaves out of the wheel what ``.gitignore`` names, such as ``runs/``."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("no git checkout")
-    files = [str(file) for file in (ROOT / "src").rglob("*") if file.suffix in (".py", ".j2")]
-    command = ["git", "check-ignore", "--no-index", "--stdin"]
-    asked = subprocess.run(
-        command, cwd=ROOT, input="\n".join(files), capture_output=True, text=True
-    )
-    assert (asked.returncode, asked.stdout) == (1, ""), asked.stdout + asked.stderr

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from resuming import small_recipe
 from torch import nn
 
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run
 from fineprune.training.evaluate import evaluate
 from fineprune.training.network import precision
-from fineprune.training.recipe import make_recipe
 from fineprune.training.settings import RunSettings
 from fineprune.training.trainer import train
 
@@ -59,22 +59,10 @@ def test_a_sample_with_nan_among_its_logits_is_not_right(classes):
 
 @pytest.mark.parametrize(("classes", "validation"), [(10, 0), (12, 0), (12, 24)])
 def test_a_run_says_its_top5_if_it_has_more_than_ten_classes(classes, validation, tmp_path):
-    summary = train(
-        make_recipe(
-            {
-                "data": {"name": "synthetic", "train_size": 96, "validation": validation},
-                "network": {"name": "resnet18", "classes": classes},
-                "training": {
-                    "epochs": 2,
-                    "batch_size": 24,
-                    "evaluate_every": 2,
-                    "evaluate_last": 1,
-                },
-                "run": {"device": "cpu", "threads": 1, "precision": "float32"},
-            }
-        ),
-        tmp_path / "run",
-    )
+    data = {"name": "synthetic", "train_size": 96, "validation": validation}
+    settings = ("training.epochs=2", "training.batch_size=24", "pruning.policy=full")
+    network = {"name": "resnet18", "classes": classes}
+    summary = train(small_recipe(*settings, data=data, network=network), tmp_path / "run")
     name = "validation_top5" if validation else "test_top5"
     first, last = read_metrics(tmp_path / "run/metrics.jsonl")
     assert not {"test_top5", "validation_top5"} & set(first)

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 import torch._dynamo
-from resuming import train_through
+from resuming import small_recipe, train_through
 from torch import nn
 
 from fineprune.distributed.optimizer_rate import set_rate
@@ -17,7 +17,6 @@ from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.hardware import resolved
 from fineprune.training.local_epochs import LocalEpochs
 from fineprune.training.optimizer import build_optimizer, load_optimizer
-from fineprune.training.recipe import make_recipe
 from fineprune.training.settings import OptimizerName, TrainingSettings
 from fineprune.training.trainer import train
 
@@ -25,15 +24,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 def recipe(*changes):
-    return make_recipe(
-        {
-            "data": {"name": "synthetic", "train_size": 320},
-            "training": {"epochs": 3, "batch_size": 64, "lr": 0.02, "milestones": [1, 2]},
-            "pruning": {"policy": "fine-pruning", "window": 3, "start": 1, "prune": 64},
-            "run": {"device": "cpu", "threads": 1, "precision": "float32"},
-        },
-        changes,
-    )
+    settings = ["training.epochs=3", "training.milestones=[1, 2]", "training.evaluate_every=1"]
+    data = {"name": "synthetic", "train_size": 320}
+    return small_recipe(*settings, "pruning.window=3", "run.compile=auto", *changes, data=data)
 
 
 @pytest.fixture

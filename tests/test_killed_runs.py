@@ -2,9 +2,7 @@
 
 An ordinary run of the tests makes few kills. More are made by::
 
-    python tests/test_killed_runs.py --kills 200 --stops 20
-
-``--stops`` is the number of processes that are suspended (SIGSTOP) instead of killed.
+    python tests/test_killed_runs.py --kills 200
 """
 
 import argparse
@@ -23,20 +21,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 from processes import in_session, wait_until_ended
+from resuming import small_recipe, untimed, weights
 
 from fineprune.runs.files import whole_lines
 from fineprune.runs.run import read_runs
-from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.recipe import make_recipe
 
-RECIPE = {
-    "data": {"name": "digits", "train_size": 512},
-    "training": {"epochs": 16, "batch_size": 64, "lr": 0.02, "milestones": [8, 12]},
-    "pruning": {"policy": "fine-pruning", "window": 4, "start": 2, "prune": 128},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
-}
+SETTINGS = ("data.train_size=512", "training.milestones=[8, 12]", "training.evaluate_every=1")
+PRUNING = {"policy": "fine-pruning", "window": 4, "start": 2, "prune": 128}
 # The servers take a snapshot every 50 updates; these epochs have 4 to 8, so that a server's death
 # undoes an epoch from its start. The long recipe has more updates per epoch than that.
 MANY_UPDATES = ("training.batch_size=8",)
@@ -58,7 +50,6 @@ with preloaded_ray_workers(sys.argv.pop(1)):
     {LOGGED.replace(chr(10), chr(10) + "    ")}main()
 """
 STARTED = re.compile(r"^((?:worker|server) \d+) (?:re)?started \(process (\d+) on", re.M)
-TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
 
 pytestmark = pytest.mark.long
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -97,7 +88,7 @@ class Scenario:
         self.verb, changes, self.repeatable = SCENARIOS[name]
         self.folder = folder
         self.sockets = sockets  # a folder whose name is short enough for the names of sockets in it
-        self.recipe = make_recipe(RECIPE, changes)
+        self.recipe = small_recipe(*SETTINGS, "training.epochs=16", *changes, pruning=PRUNING)
         self.served = self.recipe.distributed.served
         folder.mkdir()
         (folder / "recipe.toml").write_text(self.recipe.to_toml())
@@ -150,20 +141,14 @@ class Scenario:
             return [len(run.metrics) for run in runs]
         return [
             (
-                [{k: v for k, v in line.items() if k not in (*TIMES, "distributed")} for line in m],
-                {name: value.tolist() for name, value in weights(run.path).items()},
+                [{k: line[k] for k in line if k != "distributed"} for line in untimed(run.path)],
+                weights(run.path).tolist(),
             )
             for run in runs
-            for m in [run.metrics]
         ]
 
     def clear(self):
         shutil.rmtree(self.out, ignore_errors=True)
-
-
-def weights(folder):
-    model = load_checkpoint(folder / "checkpoint.pt")["model"]
-    return {name: value for name, value in model.items() if isinstance(value, torch.Tensor)}
 
 
 def trained_once(metrics, recipe):
@@ -174,15 +159,14 @@ def trained_once(metrics, recipe):
         assert sum(worker["samples"] for worker in workers) == line["samples"]
 
 
-def disturb(scenario, kills, stops, seed, say=lambda line: None):
-    """Run a scenario again and again until that many processes were killed and suspended.
+def disturb(scenario, kills, seed, say=lambda line: None):
+    """Run a scenario again and again until that many processes were killed.
 
     Args:
         scenario: The scenario, whose folder is empty.
         kills: The number of processes to kill.
-        stops: The number of processes to suspend.
         seed: Decides when, and which.
-        say: Called with one line for each disturbance.
+        say: Called with one line for each kill.
     """
     chance = random.Random(f"{scenario.name} {seed}")
     began = time.monotonic()
@@ -191,8 +175,7 @@ def disturb(scenario, kills, stops, seed, say=lambda line: None):
     whole_seconds = time.monotonic() - began
     expected = scenario.result()
     scenario.clear()
-    left = ["kill"] * kills + ["stop"] * stops
-    chance.shuffle(left)
+    left = kills
     while left:
         process = scenario.start()
         since_progress: Counter[str] = Counter()
@@ -216,14 +199,11 @@ def disturb(scenario, kills, stops, seed, say=lambda line: None):
                     continue
                 names = others
             name = chance.choice(sorted(names))
-            how = left.pop()
-            say(f"{scenario.name}: {how} {name} after {scenario.epochs()} epochs")
+            left -= 1
+            say(f"{scenario.name}: kill {name} after {scenario.epochs()} epochs")
             since_progress[name] += 1
-            if how == "stop":
-                suspend(scenario, process, name, victims[name])
-            else:
-                os.kill(victims[name], signal.SIGKILL)
-            if how == "kill" and (name == "parent" or not scenario.served):
+            os.kill(victims[name], signal.SIGKILL)
+            if name == "parent" or not scenario.served:
                 status = process.wait(60)
                 # The signal may come when everything is done; the result is checked below.
                 assert status in (0, -signal.SIGKILL if name == "parent" else 1), status
@@ -246,26 +226,6 @@ def disturb(scenario, kills, stops, seed, say=lambda line: None):
         finish(scenario, expected)
 
 
-def suspend(scenario, process, name, pid):
-    """Suspend a process. Workers and servers are replaced; others go on when they are woken."""
-    os.kill(pid, signal.SIGSTOP)
-    if scenario.served and name != "parent":
-        return
-    if name == "parent":
-        # A second writer must be refused also while the first one does nothing.
-        log = scenario.log
-        scenario.log = log.with_name("second.txt")
-        status = scenario.start().wait(60)
-        message = scenario.log.read_text()
-        scenario.log = log
-        if scenario.out.joinpath(".lock").exists() or scenario.verb == "train":
-            assert status in (0, 2), message
-            assert "Traceback" not in message
-    time.sleep(1)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
-
-
 def finish(scenario, expected):
     """Run the command to its end, and compare the result."""
     process = scenario.start()
@@ -280,13 +240,12 @@ def finish(scenario, expected):
 def test_killed_runs_end_like_undisturbed_ones(name, tmp_path, short_folder):
     if SCENARIOS[name][1][0].startswith("distributed"):
         pytest.importorskip("ray")
-    disturb(Scenario(name, tmp_path / "scenario", short_folder), ORDINARY[name], 0, seed=0)
+    disturb(Scenario(name, tmp_path / "scenario", short_folder), ORDINARY[name], seed=0)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--stops", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=SCENARIOS)
     options = parser.parse_args()
@@ -300,8 +259,7 @@ def main():
         if options.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
                 scenario = Scenario(name, Path(folder) / "scenario", folder)
-                kills, stops = (round(n * share / 10) for n in (options.kills, options.stops))
-                disturb(scenario, kills, stops, options.seed, say)
+                disturb(scenario, round(options.kills * share / 10), options.seed, say)
     for what, number in sorted(said.items()):
         print(f"{number:4d} {what}")
 

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from resuming import small_recipe
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -19,24 +20,18 @@ from fineprune.training.recipe import make_recipe
 from fineprune.training.trainer import train
 
 NUMBERS, WEIGHTS = [128, 77, 100], [1.0, 1.5, 0.75]
-RECIPE = {
-    "data": {"name": "digits", "train_size": 128},
-    "training": {
-        "epochs": 3,
-        "batch_size": 32,
-        "lr": 0.02,
-        "evaluate_every": 3,
-        "evaluate_last": 1,
-    },
-    "pruning": {"policy": "matched", "numbers": NUMBERS, "mean_weights": WEIGHTS},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
-}
+MATCHED = {"policy": "matched", "numbers": NUMBERS, "mean_weights": WEIGHTS}
+
+
+def small(*changes, pruning=MATCHED):
+    settings = ("data.train_size=128", "training.epochs=3", "training.batch_size=32", *changes)
+    return small_recipe(*settings, pruning=pruning)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matched") / "whole"
-    train(make_recipe(RECIPE), folder)
+    train(small(), folder)
     return read_run(folder)
 
 
@@ -70,7 +65,7 @@ def test_a_run_trains_the_numbers_and_states_the_mean_weights(whole):
 
 
 def test_the_control_of_a_run_has_its_numbers_and_mean_weights(whole):
-    recipe = make_recipe(RECIPE)
+    recipe = small()
     method = recipe.replaced("pruning", policy="adaptive", numbers=None, mean_weights=None)
     assert matched_recipe(method, whole) == recipe
 
@@ -79,14 +74,14 @@ def test_the_control_of_a_run_that_skipped_nothing_is_refused(whole):
     whole_data = [{**line, "skipped": 0} for line in whole.metrics]
     run = type(whole)(whole.path, whole.summary, whole_data, whole.recipe)
     with pytest.raises(InputError, match="expected a run that skipped samples for the arm"):
-        matched_recipe(make_recipe(RECIPE), run)
+        matched_recipe(small(), run)
 
 
 def test_numbers_that_are_not_rounded_give_no_cost_in_advance():
-    assert not cost_is_known(make_recipe(RECIPE), 128)
+    assert not cost_is_known(small(), 128)
     schedule = {"policy": "fine-pruning", "window": 2, "prune": 64}
     for pruning in (schedule, {"policy": "adaptive", "save": 0.35}):
-        assert cost_is_known(make_recipe({**RECIPE, "pruning": pruning}), 128)
+        assert cost_is_known(small(pruning=pruning), 128)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +98,13 @@ def test_numbers_that_are_not_rounded_give_no_cost_in_advance():
 )
 def test_wrong_numbers_are_refused(changes, message):
     with pytest.raises(InputError) as raised:
-        make_recipe(RECIPE, changes)
+        small(*changes)
     assert message in str(raised.value)
 
 
 def test_plan_shows_the_numbers_of_the_control(tmp_path):
     file = tmp_path / "recipe.toml"
-    file.write_text(make_recipe(RECIPE).to_toml())
+    file.write_text(small().to_toml())
     shown = CliRunner().invoke(app, ["plan", str(file), "--svg", str(tmp_path / "plan.svg")])
     assert shown.exit_code == 0, shown.output
     lines = shown.stdout.splitlines()
@@ -130,4 +125,4 @@ def test_missing_and_impossible_numbers_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"expected pruning\.numbers, got none: set it"):
         make_recipe({"pruning": {"policy": "matched"}})
     with pytest.raises(InputError, match="expected numbers of at most 128, the number of samples"):
-        train(make_recipe(RECIPE, ["pruning.numbers=[128, 129, 1]"]), tmp_path / "run")
+        train(small("pruning.numbers=[128, 129, 1]"), tmp_path / "run")

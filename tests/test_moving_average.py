@@ -1,10 +1,10 @@
-"""The moving average of the weights: its formula, its evaluation, its resume, and its refusals."""
+"""The moving average of the weights: its formula, its evaluation, and its refusals."""
 
 import copy
 
 import pytest
 import torch
-from resuming import train_until
+from resuming import small_recipe
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,19 +16,14 @@ from fineprune.training.data import load_data
 from fineprune.training.evaluate import evaluate
 from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision
-from fineprune.training.recipe import make_recipe
 from fineprune.training.trainer import train
 
-RECIPE = {
-    "data": {"name": "synthetic", "train_size": 96, "image_size": 16},
-    "network": {"name": "resnet18", "classes": 4},
-    "training": {"epochs": 3, "batch_size": 16, "lr": 0.05, "ema": 0.8},
-    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
-    "run": {
-        **{"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
-        "checkpoint_steps": 1,
-    },
-}
+
+def small(*changes):
+    settings = ["training.epochs=3", "training.batch_size=16", "training.lr=0.05"]
+    settings += ["training.ema=0.8", "training.evaluate_every=1", "pruning.prune=32", *changes]
+    data = {"name": "synthetic", "train_size": 96, "image_size": 16}
+    return small_recipe(*settings, data=data, network={"name": "resnet18", "classes": 4})
 
 
 def test_the_average_is_that_of_torch():
@@ -71,7 +66,7 @@ def test_an_update_reads_no_value_so_that_it_does_not_wait_for_a_gpu():
 
 def test_the_average_of_all_steps_is_evaluated_in_place_of_the_weights(tmp_path, monkeypatch):
     """The steps are those without an average, and their average is computed by hand."""
-    recipe = make_recipe(RECIPE)
+    recipe = small()
     by_hand: list[dict[str, torch.Tensor]] = []
 
     class Noted(MovingAverage):
@@ -108,43 +103,17 @@ def test_the_average_of_all_steps_is_evaluated_in_place_of_the_weights(tmp_path,
     assert last["test_loss"] != other["test_loss"]
 
 
-@pytest.mark.parametrize("batches", [1, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("epoch", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_a_stopped_run_is_resumed_bit_for_bit(epoch, batches, tmp_path, monkeypatch):
-    changes = ['network.freeze=["conv", "norm", "stages.0"]', "training.accumulation=2"]
-    recipe = make_recipe(RECIPE, [*changes, "training.batch_size=8"])
-    train(recipe, tmp_path / "whole")
-
-    def there(state):
-        inside = state["epoch_so_far"]
-        return state["pruner"]["epoch"] == epoch and inside and inside["batches"] == 2 * batches
-
-    train_until(there, recipe, tmp_path / "stopped", monkeypatch)
-    train(recipe, tmp_path / "stopped", resume=True)
-    whole, stopped = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("whole", "stopped"))
-    for key, value in whole["average"]["network"].items():
-        assert torch.equal(value, stopped["average"]["network"][key]), key
-        assert torch.equal(whole["model"][key], stopped["model"][key]), key
-    lines, others = (read_metrics(tmp_path / n / "metrics.jsonl") for n in ("whole", "stopped"))
-    for line, other in zip(lines, others, strict=True):
-        for key in ("train_loss", "test_loss", "test_accuracy"):
-            assert line[key] == other[key]
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         (["training.ema=1"], r"training\.ema to be below 1, got 1"),
         (["training.ema=0"], r"training\.ema to be above 0, got 0"),
         (["training.ema=nan"], r"training\.ema to be a finite number, got nan"),
-        (
-            ["run.checkpoint_steps=0", "distributed.strategy=sync"],
-            r"ema = none .*strategy 'sync'",
-        ),
+        (["distributed.strategy=sync"], r"ema = none .*strategy 'sync'"),
         (["distributed.simulate=2"], r"training\.ema = none with distributed\.simulate, got 0\.8"),
     ],
 )
 def test_what_cannot_be_averaged_is_refused_in_one_line(changes, told):
     with pytest.raises(ValueError, match=told) as raised:
-        make_recipe(RECIPE, changes)
+        small(*changes)
     assert "\n" not in str(raised.value)

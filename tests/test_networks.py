@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from resuming import small_recipe
 from torch import nn
 
 from fineprune.datasets.synthetic import make_synthetic
@@ -153,13 +154,10 @@ def own_module(tmp_path, monkeypatch):
 
 
 def test_a_network_of_ones_own_is_trained_by_its_name(own_module, tmp_path):
-    recipe = make_recipe(
-        {
-            "data": {"name": "synthetic", "train_size": 256},
-            "network": {"name": "own_networks:small"},
-            "training": {"epochs": 4, "batch_size": 64, "lr": 0.1},
-            "run": {"device": "cpu", "threads": 1, "precision": "float32"},
-        }
+    recipe = small_recipe(
+        *("training.lr=0.1", "pruning.policy=full"),
+        data={"name": "synthetic", "train_size": 256},
+        network={"name": "own_networks:small"},
     )
     summary = train(recipe, tmp_path / "run")
     assert summary.network == "own_networks:small"
@@ -268,13 +266,10 @@ def test_the_weights_and_outputs_are_those_of_other_libraries(library, depth):
 
 
 def test_resnet50_trains_on_larger_images(tmp_path):
-    recipe = make_recipe(
-        {
-            "data": {"name": "synthetic", "train_size": 32, "image_size": 64},
-            "network": {"name": "imagenet-resnet50", "classes": 4},
-            "training": {"epochs": 1, "batch_size": 16, "lr": 0.01, "evaluate_last": 1},
-            "run": {"device": "cpu", "threads": 1, "precision": "float32"},
-        }
+    recipe = small_recipe(
+        *("training.epochs=1", "training.batch_size=16", "pruning.policy=full"),
+        data={"name": "synthetic", "train_size": 32, "image_size": 64},
+        network={"name": "imagenet-resnet50", "classes": 4},
     )
     summary = train(recipe, tmp_path / "run")
     assert summary.steps == 2

@@ -4,13 +4,14 @@ import sys
 
 import pytest
 import torch
+from resuming import small_recipe
 
 from fineprune.errors import InputError
 from fineprune.experiments.compare import compare
 from fineprune.runs.run import read_run
 from fineprune.training.hardware import resolved
 from fineprune.training.own_code import code_digest
-from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.recipe import read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
 from fineprune.training.trainer import train
 
@@ -42,14 +43,9 @@ def own_code(tmp_path, monkeypatch):
 
 
 def recipe(*changes):
-    sections = {
-        "data": {"train_size": 64},
-        "network": {"name": "own_network:network"},
-        "training": {"epochs": 2, "batch_size": 32},
-        "pruning": {"policy": "random", "window": 2, "start": 1, "prune": 32},
-        "run": {"device": "cpu", "threads": 1},
-    }
-    return make_recipe(sections, changes)
+    settings = ["data.train_size=64", "training.epochs=2", "training.batch_size=32"]
+    settings += ["network.name=own_network:network", "pruning.policy=random", "pruning.prune=32"]
+    return small_recipe(*settings, *changes)
 
 
 def test_only_the_files_that_are_imported_count(own_code):

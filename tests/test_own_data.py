@@ -1,5 +1,6 @@
 """User-defined datasets with random transforms, which are reproducible for each sample."""
 
+import functools
 import multiprocessing
 import os
 import random
@@ -12,10 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from processes import in_session, wait_until_ended
+from resuming import small_recipe, weights
 from torch.utils.data import Dataset
 
 from fineprune.distributed.all_reduce import RankGroup
-from fineprune.errors import InputError, Stopped, TrainingDiverged
+from fineprune.errors import InputError, TrainingDiverged
 from fineprune.inspection.inspected import read_inspected
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
@@ -23,7 +25,6 @@ from fineprune.runs.run import read_run
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
 from fineprune.training.data.run_data import split
-from fineprune.training.recipe import make_recipe
 from fineprune.training.trainer import train
 
 
@@ -90,24 +91,12 @@ def of_train(last):
     return Labels([0, 1] * 47 + [0, last]), Labels([0, 1] * 16)
 
 
-def too_large():
-    return of_train(2)
-
-
-def negative():
-    return of_train(-100)
-
-
-def text():
-    return of_train("dark")
-
-
-def fractions():
-    return of_train(0.5)
-
-
-def missing_label():
-    return of_train(None)
+# Each has one label that is no class.
+too_large = functools.partial(of_train, 2)
+negative = functools.partial(of_train, -100)
+text = functools.partial(of_train, "dark")
+fractions = functools.partial(of_train, 0.5)
+missing_label = functools.partial(of_train, None)
 
 
 def too_large_in_the_test_set():
@@ -140,61 +129,21 @@ def plain_samples_of_another_length():
 
 
 def recipe(*changes, function="noisy"):
-    settings = {
-        "data": {"name": f"{__name__}:{function}"},
-        "training": {"epochs": 2, "batch_size": 32, "lr": 0.02, "evaluate_every": 1},
-        "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
-        "run": {"threads": 1, "device": "cpu", "precision": "float32"},
-    }
-    return make_recipe(settings, changes)
-
-
-def outcome(folder):
-    weights = load_checkpoint(folder / "checkpoint.pt")["model"].values()
-    lines = read_metrics(folder / "metrics.jsonl")
-    return (
-        torch.cat([w.flatten() for w in weights]),
-        [(line["train_loss"], line["test_accuracy"], line["test_loss"]) for line in lines],
-    )
+    changes = ("training.epochs=2", "training.batch_size=32", "pruning.prune=32", *changes)
+    data = {"name": f"{__name__}:{function}"}
+    return small_recipe("training.evaluate_every=1", *changes, data=data)
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "reference"
     train(recipe(), folder)
-    return outcome(folder)
-
-
-def test_the_result_does_not_depend_on_the_number_of_loader_processes(tmp_path, reference):
-    train(recipe("data.workers=2"), tmp_path / "run")
-    weights, metrics = outcome(tmp_path / "run")
-    assert torch.equal(weights, reference[0])
-    assert metrics == reference[1]
+    return weights(folder)
 
 
 def test_evaluation_does_not_change_the_random_numbers_of_the_training(tmp_path, reference):
-    train(recipe("training.evaluate_every=2", "training.evaluate_last=1"), tmp_path / "run")
-    assert torch.equal(outcome(tmp_path / "run")[0], reference[0])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
-    workers, tmp_path, reference, monkeypatch
-):
-    votes = []
-
-    def says_stop(self, requested):
-        votes.append(requested)
-        return len(votes) == 2
-
-    monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", says_stop)
-    changed = recipe(f"data.workers={workers}")
-    with pytest.raises(Stopped):
-        train(changed, tmp_path / "run")
-    train(changed, tmp_path / "run", resume=True)
-    weights, metrics = outcome(tmp_path / "run")
-    assert torch.equal(weights, reference[0])
-    assert metrics == reference[1]
+    train(recipe("training.evaluate_every=2"), tmp_path / "run")
+    assert torch.equal(weights(tmp_path / "run"), reference)
 
 
 def test_the_random_numbers_of_a_sample_depend_only_on_seed_epoch_and_index():
@@ -263,26 +212,6 @@ def test_a_loader_process_whose_training_died_before_it_began_ends(method, tmp_p
     assert not wait_until_ended(training.pid, seconds=20)
 
 
-class Missing(Labels):
-    """Samples that a loader process does not find."""
-
-    def __getitem__(self, index):
-        if multiprocessing.parent_process() is not None:
-            raise InputError("expected the folder of this data set, got none")
-        return super().__getitem__(index)
-
-
-def missing():
-    return Missing([0, 1] * 16), Missing([0, 1] * 16)
-
-
-def test_what_a_data_set_says_in_a_loader_process_reaches_the_run():
-    made = recipe("network.classes=2", "data.workers=1", function="missing")
-    reader = load_data(made).train.open()
-    with pytest.raises(InputError, match="expected the folder of this data set, got none"):
-        reader.batch(torch.tensor([0]), 0)
-
-
 def generator_states():
     key = np.random.get_state(legacy=False)["state"]["key"]  # noqa: NPY002
     return torch.get_rng_state(), key.tolist(), random.getstate()
@@ -332,9 +261,8 @@ def unseeded():
     return samples[:32], samples[32:]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_function_that_returns_other_data_later_is_refused(workers, tmp_path, monkeypatch):
-    changed = recipe("network.classes=2", f"data.workers={workers}", function="unseeded")
+def test_a_function_that_returns_other_data_later_is_refused(tmp_path, monkeypatch):
+    changed = recipe("network.classes=2", function="unseeded")
     begun = load_data(changed)
     with pytest.raises(InputError, match="the data with which the run began, got different ones"):
         load_data(changed, begun.digests)
@@ -374,15 +302,6 @@ def one_class_less():
     return train, test
 
 
-@pytest.mark.parametrize(
-    ("function", "wrong"),
-    [("other_classes", "'dark' and 'bright' as class 0"), ("one_class_less", "None as class 1")],
-)
-def test_a_test_set_with_other_classes_is_refused(function, wrong):
-    with pytest.raises(InputError, match=f"expected the same attribute classes .*{wrong}"):
-        load_data(recipe(function=function))
-
-
 def drawing():
     torch.manual_seed(9)
     np.random.seed(9)  # noqa: NPY002
@@ -391,7 +310,7 @@ def drawing():
 
 def test_the_initial_weights_do_not_depend_on_what_the_function_draws(tmp_path, reference):
     train(recipe(function="drawing"), tmp_path / "run")
-    assert torch.equal(outcome(tmp_path / "run")[0], reference[0])
+    assert torch.equal(weights(tmp_path / "run"), reference)
 
 
 def test_pixels_that_are_not_numbers_are_no_random_transforms():
@@ -434,37 +353,35 @@ def test_a_test_sample_with_nan_is_wrong_and_said(tmp_path, caplog):
     assert inspected.recognised() == [0, summary.accuracy_last * 32 / (32 - dark)]
 
 
-def test_the_datasets_that_the_function_returns_are_checked(tmp_path):
-    with pytest.raises(InputError, match=r"same 96 training samples, without .* got 95 samples"):
-        train(recipe(function="plain_samples_of_another_length"), tmp_path / "run")
-    with pytest.raises(InputError, match=r"\(train, test\) or \(train, test, plain\), got Recipe"):
-        train(recipe(function="recipe"), tmp_path / "run")
-
-
 @pytest.mark.parametrize(
-    ("function", "expected"),
+    ("function", "said"),
     [
+        ("plain_samples_of_another_length", r"96 training samples, without .* got 95 samples"),
+        ("recipe", r"\(train, test\) or \(train, test, plain\), got Recipe"),
         ("other_shape_in_the_test_set", r"\(3, 32, 32\) .* to train on, got \(1, 32, 32\)"),
         ("float64", r"or convert the samples, which are torch\.float64, to float32"),
+        ("of_two_parts", r"with x of shape \(channels, \.\.\.\) from .*, got"),
+        ("probabilities_only", r"expected one class for each sample .* got \(2,\) values"),
+        ("with_equal_keys", r"a unique key for each of the 96 samples .* 1 of them diff"),
+        ("other_classes", "expected the same attribute classes .*'dark' and 'bright' as class 0"),
+        ("one_class_less", "expected the same attribute classes .*None as class 1"),
     ],
 )
-def test_samples_that_the_network_cannot_take_are_refused_at_the_start(
-    function, expected, tmp_path
-):
-    with pytest.raises(InputError, match=expected):
+def test_what_the_function_returns_is_checked_before_anything_is_trained(function, said, tmp_path):
+    with pytest.raises(InputError, match=said):
         train(recipe("network.classes=2", function=function), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    ("function", "wrong"),
+    ("function", "wrong", "workers"),
     [
-        ("too_large", "training set of .*got '2' for sample 95"),
-        ("negative", "training set of .*got '-100' for sample 95"),
-        ("text", "training set of .*got 'dark' for sample 95"),
-        ("fractions", "training set of .*got '0.5' for sample 95"),
-        ("missing_label", "training set of .*got 'None' for sample 95"),
-        ("too_large_in_the_test_set", "test set of .*got '2' for sample 31"),
+        ("too_large", "training set of .*got '2' for sample 95", 0),
+        ("negative", "training set of .*got '-100' for sample 95", 1),
+        ("text", "training set of .*got 'dark' for sample 95", 0),
+        ("fractions", "training set of .*got '0.5' for sample 95", 0),
+        ("missing_label", "training set of .*got 'None' for sample 95", 0),
+        ("too_large_in_the_test_set", "test set of .*got '2' for sample 31", 1),
     ],
 )
 def test_a_label_that_is_no_class_is_named_in_one_line(function, wrong, workers, tmp_path):
@@ -476,9 +393,8 @@ def test_a_label_that_is_no_class_is_named_in_one_line(function, wrong, workers,
         assert not [child for child in multiprocessing.active_children() if child.daemon]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_sample_of_another_shape_is_named(workers, tmp_path):
-    changed = recipe("network.classes=2", f"data.workers={workers}", function="ragged")
+def test_a_sample_of_another_shape_is_named(tmp_path):
+    changed = recipe("network.classes=2", "data.workers=1", function="ragged")
     shapes = r"\(3, 32, 32\) and, for sample 95, \(3, 30, 32\): crop, resize or pad"
     with pytest.raises(InputError, match=f"^expected samples of one shape .*{shapes}.*$") as caught:
         train(changed, tmp_path / "run")
@@ -497,35 +413,14 @@ def ragged():
     return Ragged([0, 1] * 48), Labels([0, 1] * 16)
 
 
-def test_samples_of_several_parts_are_refused_at_the_start(tmp_path):
-    with pytest.raises(InputError, match=r"with x of shape \(channels, \.\.\.\) from .*, got"):
-        train(recipe("network.classes=2", function="of_two_parts"), tmp_path / "run")
-
-
 def of_two_parts():
     return [((torch.zeros(3, 8, 8), torch.zeros(5)), 0)] * 8, [(torch.zeros(3, 8, 8), 0)] * 8
-
-
-def test_a_sample_with_probabilities_is_not_evaluated(tmp_path):
-    with pytest.raises(
-        InputError, match=r"expected one class for each sample .* got \(2,\) values"
-    ):
-        train(recipe("network.classes=2", function="probabilities_only"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()  # Nothing was trained in vain.
 
 
 def with_equal_keys():
     train, test = noisy()
     train.keys = ["a"] * len(train)
     return train, test
-
-
-def test_keys_that_name_no_single_sample_are_refused_at_the_start(tmp_path):
-    with pytest.raises(
-        InputError, match=r"a unique key for each of the 96 samples .* 1 of them diff"
-    ):
-        train(recipe(function="with_equal_keys"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("function", ["arrays", "probabilities"])

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 import pytest
+from resuming import small_recipe
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -199,16 +200,9 @@ def test_what_is_no_policy_is_refused(name, arguments, message, own_policies):
         recipe.policy()
 
 
-SMALL = {
-    "data": {"train_size": 256},
-    "network": {"name": "lenet"},
-    "run": {"threads": 1, "device": "cpu"},
-}
-
-
 def test_a_run_with_an_own_policy_trains_what_it_says(own_policies, tmp_path):
     pruning = {"policy": "own_policies:Half", "start": 1}
-    recipe = make_recipe({**SMALL, "training": {"epochs": 3, "batch_size": 32}, "pruning": pruning})
+    recipe = small_recipe("training.epochs=3", "training.batch_size=32", pruning=pruning)
     numbers = []
     train(recipe, tmp_path / "run", on_epoch=lambda metrics: numbers.append(metrics["samples"]))
     assert numbers == [256, 128, 128]
@@ -223,4 +217,4 @@ def test_own_data_need_an_attribute_with_the_classes(own_policies, validation):
         "true_labels": "dataset",
     }
     with pytest.raises(InputError, match=r"data\.true_labels needs the class of each sample"):
-        load_data(make_recipe({**SMALL, "network": {"classes": 4}, "data": data}))
+        load_data(small_recipe(data=data, network={"classes": 4}))

@@ -4,13 +4,11 @@ import re
 
 import pytest
 import torch
-from resuming import checkpoint_number, train_until
+from resuming import small_recipe, weights
 from torch import nn
 
 from fineprune.distributed.simulated_workers import SimulatedWorkers
 from fineprune.runs.files import read_metrics
-from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.recipe import make_recipe
 from fineprune.training.trainer import train
 
 
@@ -67,26 +65,7 @@ def test_durations_with_a_spread_are_drawn_from_the_seed_and_the_epoch():
 
 
 def recipe(*changes):
-    return make_recipe(
-        {
-            "data": {"name": "digits", "train_size": 256},
-            "training": {
-                "epochs": 3,
-                "batch_size": 32,
-                "lr": 0.02,
-                "evaluate_every": 3,
-                "evaluate_last": 1,
-            },
-            "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
-            "run": {"threads": 1, "device": "cpu", "precision": "float32"},
-        },
-        changes,
-    )
-
-
-def weights(folder):
-    state = load_checkpoint(folder / "checkpoint.pt")["model"]
-    return torch.cat([value.flatten() for value in state.values()])
+    return small_recipe("training.epochs=3", "training.batch_size=32", *changes)
 
 
 def test_one_worker_is_plain_training_bit_for_bit_and_more_are_not(tmp_path):
@@ -94,23 +73,6 @@ def test_one_worker_is_plain_training_bit_for_bit_and_more_are_not(tmp_path):
         train(recipe(f"distributed.simulate={workers}"), tmp_path / name)
     assert torch.equal(weights(tmp_path / "plain"), weights(tmp_path / "one"))
     assert not torch.equal(weights(tmp_path / "plain"), weights(tmp_path / "four"))
-
-
-@pytest.fixture(scope="module")
-def three_workers(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "three"
-    train(recipe("distributed.simulate=3"), folder)
-    return weights(folder)
-
-
-@pytest.mark.parametrize("saves", [3, 9, 13])
-def test_a_run_stopped_inside_an_epoch_ends_as_if_it_never_was(
-    saves, three_workers, tmp_path, monkeypatch
-):
-    made = recipe("distributed.simulate=3", "run.checkpoint_steps=1")
-    train_until(checkpoint_number(saves), made, tmp_path / "run", monkeypatch)
-    train(made, tmp_path / "run", resume=True)
-    assert torch.equal(three_workers, weights(tmp_path / "run"))
 
 
 def test_synchronous_workers_are_one_process_with_a_larger_batch(tmp_path):
@@ -122,9 +84,8 @@ def test_synchronous_workers_are_one_process_with_a_larger_batch(tmp_path):
     ):
         train(recipe(*sync, *more), tmp_path / name)
         torch.testing.assert_close(weights(tmp_path / name), weights(tmp_path / "one"))
-        assert [line["steps"] for line in read_metrics(tmp_path / name / "metrics.jsonl")] == [
-            *(2, 2, 2)
-        ]
+        lines = read_metrics(tmp_path / name / "metrics.jsonl")
+        assert [line["steps"] for line in lines] == [2, 2, 2]
 
 
 def test_the_rate_of_synchronous_workers_follows_the_updates(tmp_path):
@@ -148,16 +109,6 @@ def test_groups_are_workers_with_larger_batches(tmp_path):
     torch.testing.assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "async"))
 
 
-def test_a_slow_worker_resumes_inside_an_epoch(three_workers, tmp_path, monkeypatch):
-    slow = ["distributed.step_seconds=[1.0, 1.0, 3.0]", "distributed.step_spread=0.3"]
-    made = recipe("distributed.simulate=3", "run.checkpoint_steps=1", *slow)
-    train(made, tmp_path / "whole")
-    assert not torch.equal(weights(tmp_path / "whole"), three_workers)
-    train_until(checkpoint_number(5), made, tmp_path / "run", monkeypatch)
-    train(made, tmp_path / "run", resume=True)
-    assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "run"))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -165,21 +116,14 @@ def test_a_slow_worker_resumes_inside_an_epoch(three_workers, tmp_path, monkeypa
         (["backup=1"], "expected distributed.backup with strategy sync only, got it with 'async'"),
         (["group=2"], "expected distributed.group with strategy mixed only"),
         (["simulate_as=mixed", "group=3"], "distributed.simulate to be a multiple of"),
-        (
-            ["simulate_as=sync", "backup=4"],
-            "expected distributed.backup below distributed.simulate",
-        ),
+        (["simulate_as=sync", "backup=4"], "distributed.backup below distributed.simulate"),
         (["step_seconds=[1.0, 2.0]"], "step_seconds to have 4 numbers"),
         (["step_seconds=[1.0, 2.0, 0.0, 1.0]"], "distributed.step_seconds"),
         (["simulate_as=sync", "step_spread=0.1"], "step_spread with simulate_as async or mixed"),
+        (["simulate=-1"], "distributed.simulate"),
         (["simulate=0", "step_spread=0.1"], "step_spread with simulate_as async or mixed only"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         recipe("distributed.simulate=4", *(f"distributed.{change}" for change in changes))
-
-
-def test_fewer_than_one_worker_is_refused():
-    with pytest.raises(ValueError, match=r"distributed\.simulate"):
-        recipe("distributed.simulate=-1")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from made_runs import make_compare, with_summary
-from resuming import train_through
+from resuming import small_recipe, train_through, untimed
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -22,36 +22,20 @@ from fineprune.experiments.arm_table import grouped
 from fineprune.report.comparison import write_report
 from fineprune.report.comparison_table import found_rows
 from fineprune.runs.files import read_metrics
-from fineprune.runs.run import read_run, read_runs
+from fineprune.runs.run import read_runs
 from fineprune.runs.summary import Detection
 from fineprune.training.data import load_data
 from fineprune.training.data import memory as training_data
-from fineprune.training.recipe import make_recipe
 from fineprune.training.recipe_replica import RecipeReplica
 from fineprune.training.served_epochs import with_absolute_paths
 from fineprune.training.trainer import train
 
 ROOT = Path(__file__).parent.parent
 
-SMALL = {
-    "data": {"name": "digits", "train_size": 256, "crop_padding": 0, "flip": False},
-    "training": {
-        "epochs": 6,
-        "batch_size": 64,
-        "lr": 0.02,
-        "milestones": [3, 5],
-        "evaluate_every": 6,
-        "evaluate_last": 1,
-    },
-    # The last epoch ends a window, at which the counts are cleared.
-    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
-    "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off"},
-}
-TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
-
 
 def small(*changes):
-    return make_recipe(SMALL, changes)
+    plain = ("data.crop_padding=0", "data.flip=false", "training.evaluate_every=6")
+    return small_recipe(*plain, "training.epochs=6", *changes)
 
 
 def labels_of(data):
@@ -166,9 +150,7 @@ def test_text_labels_may_be_names_with_any_line_ends(tmp_path):
 
 def test_a_run_is_not_resumed_with_other_labels(given_labels, tmp_path):
     file = tmp_path / "labels.txt"
-    short = ("training.epochs=2", "training.milestones=[]", "pruning.policy=full")
-    recipe = small(f"data.labels={file}", *short)
-
+    recipe = small(f"data.labels={file}", "training.epochs=2", "pruning.policy=full")
     train_through(0, recipe, tmp_path / "run")
     text = file.read_text()
     lines = text.splitlines()
@@ -187,48 +169,7 @@ def test_a_run_is_not_resumed_with_other_labels(given_labels, tmp_path):
 NOISE = "data.label_noise=0.3"
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    train(small(NOISE), folder)
-    return folder
-
-
-def untimed(folder):
-    return [
-        {key: value for key, value in line.items() if key not in TIMES}
-        for line in read_metrics(folder / "metrics.jsonl")
-    ]
-
-
-@pytest.mark.parametrize("stop_at", [2, 3, 5])
-def test_a_stopped_and_resumed_run_reports_the_same(stop_at, whole, tmp_path):
-    """After the last epoch (5), the summary is not written yet."""
-    folder = tmp_path / "run"
-    train_through(stop_at, small(NOISE), folder)
-    summary = train(small(NOISE), folder, resume=True)
-    assert untimed(folder) == untimed(whole)
-    assert summary.suspicion == read_run(whole).summary.suspicion
-
-
-def test_the_adaptive_policy_finds_wrong_labels(tmp_path):
-    recipe = small(
-        NOISE,
-        "data.train_size=1024",
-        "pruning.policy=adaptive",
-        "pruning.save=0.35",
-        "training.epochs=16",
-        "training.milestones=[12]",
-        "training.lr=0.05",
-    )
-    found = train(recipe, tmp_path / "run").suspicion
-    assert found.wrong == 307
-    assert (found.roc_area or 0) > 0.9
-    assert (found.precision or 0) > 0.9
-    assert (found.recall or 0) > 0.8
-
-
-def test_the_adaptive_policy_is_given_the_logits_without_a_history_too(whole, tmp_path):
+def test_the_adaptive_policy_is_given_the_logits_without_a_history_too(tmp_path):
     adaptive = ("pruning.policy=adaptive", "pruning.save=0.35")
     for history in ("true", "false"):
         train(small(NOISE, *adaptive, f"run.history={history}"), tmp_path / history)
@@ -237,11 +178,11 @@ def test_the_adaptive_policy_is_given_the_logits_without_a_history_too(whole, tm
 
 
 def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
-    short = ("training.epochs=1", "training.milestones=[]")
-    assert train(small(*short), tmp_path / "clean").suspicion is None
+    short = "training.epochs=1"
+    assert train(small(short), tmp_path / "clean").suspicion is None
     assert "suspicion" not in read_metrics(tmp_path / "clean/metrics.jsonl")[0]
     blind = ("pruning.policy=full", "run.history=false")
-    full = train(small(NOISE, *blind, *short), tmp_path / "full")
+    full = train(small(NOISE, *blind, short), tmp_path / "full")
     assert full.suspicion is None
     assert "suspicion" not in read_metrics(tmp_path / "full/metrics.jsonl")[0]
 
@@ -256,8 +197,7 @@ def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
 def test_train_says_in_one_line_what_was_found(changes, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("small.toml").write_text(small(NOISE).to_toml())
-    short = ["training.epochs=1", "training.milestones=[]", *changes]
-    result = CliRunner().invoke(app, ["train", "small.toml", *short])
+    result = CliRunner().invoke(app, ["train", "small.toml", "training.epochs=1", *changes])
     assert result.exit_code == 0, result.output
     assert said in result.stdout
     assert result.stdout.count("\n") == 2
@@ -298,15 +238,16 @@ def test_the_report_shows_the_means_of_each_arm(tmp_path):
     assert "<td>40.0</td>" in page
 
 
-def test_the_command_report_shows_the_table(whole, tmp_path):
+def test_the_command_report_shows_the_table(tmp_path):
+    found = train(small(NOISE), tmp_path / "run").suspicion
     out = ["--out", str(tmp_path / "report.html")]
-    shown = CliRunner().invoke(app, ["report", str(whole), *out])
+    shown = CliRunner().invoke(app, ["report", str(tmp_path / "run"), *out])
     assert shown.exit_code == 0, shown.output
     assert "Wrong labels found" in shown.stdout
-    as_json = CliRunner().invoke(app, ["report", str(whole), *out, "--json"])
+    as_json = CliRunner().invoke(app, ["report", str(tmp_path / "run"), *out, "--json"])
     (row,) = json.loads(as_json.stdout)["wrong_labels"]
     assert row["arm"] == "fine-pruning"
-    assert row["roc_area"] == read_run(whole).summary.suspicion.roc_area
+    assert row["roc_area"] == found.roc_area
 
 
 # -- the size of the training set ------------------------------------------------------------------
@@ -328,8 +269,7 @@ def sixty_images(monkeypatch):
 
 
 def cifar(**data):
-    settings = {"name": "cifar10", "crop_padding": 0, "flip": False, **data}
-    return make_recipe({**SMALL, "data": settings})
+    return small_recipe(data={"name": "cifar10", "crop_padding": 0, "flip": False, **data})
 
 
 def test_train_size_takes_the_first_images_that_are_not_held_out(sixty_images):
@@ -366,14 +306,6 @@ def test_plan_knows_the_number_of_images():
     ):
         shown = plan(["plan", recipe, *changes])
         assert f"{samples:,} per full epoch" in shown.stdout
-
-
-def test_the_default_size_is_that_of_the_dataset():
-    assert make_recipe({}).data.train_size == 1024
-    assert make_recipe({"data": {"name": "synthetic"}}).data.train_size == 1024
-    assert make_recipe({"data": {"name": "cifar100"}}).data.train_size is None
-    written = make_recipe({"data": {"name": "cifar100"}}).to_toml()
-    assert "train_size" not in written
 
 
 def test_the_example_of_the_page_is_what_its_command_prints(tmp_path, one_thread_everywhere):

@@ -5,21 +5,20 @@ import sys
 
 import pytest
 import torch
-from resuming import train_through
+from resuming import outcome, small_recipe, train_through
 
 from fineprune.networks.registry import build_network
 from fineprune.networks.weights import load_weights
-from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.recipe import read_recipe
 from fineprune.training.trainer import train
 
-RECIPE = {
-    "data": {"name": "digits", "train_size": 128, "validation": 32},
-    "network": {"name": "resnet18"},
-    "training": {"epochs": 2, "batch_size": 32, "lr": 0.05, "evaluate_last": 1},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
-}
+
+def recipe(*changes):
+    data = {"name": "digits", "train_size": 128, "validation": 32}
+    settings = ["training.epochs=2", "training.batch_size=32", "training.lr=0.05"]
+    settings += ["training.evaluate_every=1", "pruning.policy=full"]
+    return small_recipe(*settings, *changes, data=data, network={"name": "resnet18"})
 
 
 def network(seed, classes=10, name="resnet18"):
@@ -154,7 +153,7 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(case, tmp_path):
 
 def test_the_suffix_is_checked_before_anything_is_built():
     with pytest.raises(ValueError, match=r"\.pth, \.pt or \.safetensors, got 'weights\.h5'"):
-        make_recipe(RECIPE, ["network.weights=weights.h5"])
+        recipe("network.weights=weights.h5")
 
 
 def loaded_by_hand(classes, channels):
@@ -162,12 +161,6 @@ def loaded_by_hand(classes, channels):
     made = build_network("resnet18", classes, channels)
     made.load_state_dict(torch.load("weights.pth", weights_only=True))
     return made
-
-
-def results(folder):
-    metrics = read_metrics(folder / "metrics.jsonl")
-    losses = [(line["train_loss"], line["test_accuracy"]) for line in metrics]
-    return losses, load_checkpoint(folder / "checkpoint.pt")["model"]
 
 
 @pytest.fixture
@@ -180,43 +173,41 @@ def weights(tmp_path, monkeypatch):
 
 def test_a_run_begins_with_the_weights_and_its_resume_does_not_read_them(weights, tmp_path):
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    recipe = make_recipe(RECIPE, ["network.weights=weights.pth"])
-    summary = train(recipe, tmp_path / "run")
+    begun = recipe("network.weights=weights.pth")
+    summary = train(begun, tmp_path / "run")
     assert summary.weights_sha256 == digest
-    train(make_recipe(RECIPE, [f"network.name={__name__}:loaded_by_hand"]), tmp_path / "hand")
-    other = train(make_recipe(RECIPE), tmp_path / "other")
+    train(recipe(f"network.name={__name__}:loaded_by_hand"), tmp_path / "hand")
+    other = train(recipe(), tmp_path / "other")
     assert other.weights_sha256 is None
-    run, hand, scratch = (results(tmp_path / name) for name in ("run", "hand", "other"))
-    assert run[0] == hand[0] != scratch[0]
-    assert equal(run[1], hand[1])
+    run, hand, scratch = (outcome(tmp_path / name) for name in ("run", "hand", "other"))
+    assert run == hand
+    assert run[1] != scratch[1]
 
-    train_through(0, recipe, tmp_path / "stopped")
+    train_through(0, begun, tmp_path / "stopped")
     weights.unlink()
-    moved = make_recipe(RECIPE, ["network.weights=moved.pth"])
+    moved = recipe("network.weights=moved.pth")
     summary = train(moved, tmp_path / "stopped", resume=True)
     assert summary.weights_sha256 == digest
-    assert results(tmp_path / "stopped")[0] == run[0]
-    assert equal(results(tmp_path / "stopped")[1], run[1])
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "run")
 
 
 def test_a_checkpoint_of_a_run_is_a_file_of_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    train(make_recipe(RECIPE, ["training.epochs=1"]), tmp_path / "first")
+    train(recipe("training.epochs=1"), tmp_path / "first")
     made = network(9)
     load_weights(made, tmp_path / "first/checkpoint.pt", classes=10)
-    assert equal(made.state_dict(), results(tmp_path / "first")[1])
+    assert equal(made.state_dict(), load_checkpoint(tmp_path / "first/checkpoint.pt")["model"])
 
 
 def test_a_new_head_is_told_and_a_wrong_file_leaves_no_run(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     torch.save(network(5, classes=7).state_dict(), "seven.pth")
-    recipe = make_recipe(RECIPE, ["network.weights=seven.pth", "training.epochs=1"])
-    train(recipe, tmp_path / "run")
+    train(recipe("network.weights=seven.pth", "training.epochs=1"), tmp_path / "run")
     (record,) = caplog.records
     assert record.getMessage() == (
         "seven.pth has 7 classes, the network has 10: its last layer, linear, starts as initialised"
     )
     assert read_recipe(tmp_path / "run/recipe.toml").network.weights == "seven.pth"
     with pytest.raises(ValueError, match=r"expected weights in none\.pth, cannot read them: No su"):
-        train(make_recipe(RECIPE, ["network.weights=none.pth"]), tmp_path / "none")
+        train(recipe("network.weights=none.pth"), tmp_path / "none")
     assert not (tmp_path / "none/recipe.toml").exists()
