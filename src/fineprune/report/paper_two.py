@@ -171,7 +171,7 @@ def _of_stale_gradients(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
     ]
     for row, to_loss, speedup in slower[-1:]:
         yield Claim(
-            f"{row.configuration}: the speedup to a loss is below that of the throughput (Table 3)",
+            f"{row.configuration}: speedup to a loss below that of throughput (Table 3)",
             "4.73 below 6.52",
             f"{decimal(to_loss, 2)} and {decimal(speedup, 2)}",
             _yes((to_loss or 0) < (speedup or 0)),
