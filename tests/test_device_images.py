@@ -163,7 +163,8 @@ def test_number_and_sizes_of_batches(samples, drop_last, sizes):
 
 def test_batches_may_be_changed_and_no_global_random_state_is():
     data = some_set()
-    before, keys = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    before = torch.get_rng_state()
+    keys = np.random.get_state(legacy=False)["state"]["key"].copy()  # noqa: NPY002
     loader = make(data, FixedSampler(range(23)))
     _, expected, _ = one_epoch(loader)
     for _, (x, y) in loader:
@@ -173,7 +174,7 @@ def test_batches_may_be_changed_and_no_global_random_state_is():
     assert torch.equal(again, expected)
     assert torch.equal(labels, data.labels)
     assert torch.equal(before, torch.get_rng_state())
-    assert (keys == np.random.get_state()[1]).all()  # noqa: NPY002
+    assert (keys == np.random.get_state(legacy=False)["state"]["key"]).all()  # noqa: NPY002
 
 
 def test_evaluation_goes_through_everything_in_order_again_and_again():

@@ -60,8 +60,8 @@ def broken_images(folder):
     write_folder(folder / "test", 24)
     break_files(folder, missing=False)
     data = {"name": "images", "train": str(folder / "train"), "test": str(folder / "test")}
-    data |= {"image_size": 32, "broken_limit": 0.1}
-    return small_recipe("training.batch_size=16", "pruning.prune=16", data=data)
+    settings = ["data.image_size=32", "data.broken_limit=0.1", "training.batch_size=16"]
+    return small_recipe(*settings, "pruning.prune=16", data=data)
 
 
 def own_data(folder):
