@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fineprune.errors import InputError
 from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.trainer import train
 
@@ -22,6 +23,19 @@ def falling_losses(number):
         return torch.from_numpy(losses.astype(np.float32))[index]
 
     return losses_of
+
+
+def whole_losses(epoch, indices):
+    """Return made-up losses that are whole numbers, so that their sums are exact in any order."""
+    return ((indices * 37 + epoch * 11) % 17).float()
+
+
+def refusal(call, *arguments):
+    """Return the message with which a call is refused; None if it is not."""
+    try:
+        call(*arguments)
+    except InputError as error:
+        return str(error)
 
 
 def saved(pruner):
@@ -58,6 +72,13 @@ def train_pruner(pruner, losses_of, *, batch=5, stop=None):
         kept = pruner.plan.kept
         plans.append((kept.tolist(), None if weights is None else weights[kept].tolist()))
     return plans, None
+
+
+def assert_plans(plans, expected):
+    """Check plans that ``train_pruner`` returned against weights of samples, for each epoch."""
+    for (kept, weights), weight_of in zip(plans, expected, strict=True):
+        assert kept == sorted(weight_of)
+        assert (weights or [1.0] * len(kept)) == pytest.approx([weight_of[one] for one in kept])
 
 
 def stopped_and_resumed(made, train, stop, folder):

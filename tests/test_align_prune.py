@@ -2,12 +2,11 @@
 
 import math
 import statistics
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from resuming import falling_losses, stopped_and_resumed, train_pruner
+from resuming import assert_plans, falling_losses, train_pruner
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -79,49 +78,7 @@ def scores_of(seen, reference):
 def test_the_plans_equal_those_of_a_twin(save, anneal, reference):
     pruner = made(save, anneal=anneal, reference=reference)
     numbers = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
-    plans, _ = train_pruner(pruner, falling)
-    for (kept, weights), expected in zip(plans, twin(numbers, falling, reference, 5), strict=True):
-        assert kept == sorted(expected)
-        given = weights or [1.0] * len(kept)
-        assert given == pytest.approx([expected[sample] for sample in kept])
-
-
-@pytest.mark.parametrize("save", [0.1, 0.35, 0.6])
-@pytest.mark.parametrize("batch", [None, 5, 7])
-def test_the_whole_training_saves_the_share_and_the_steps_are_known(save, batch):
-    policy = fp.AlignPrune(EPOCHS, save, trajectory=3)
-    pruner = fp.Pruner(N, policy, batch_size=batch)
-    expected = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
-    numbers = [len(kept) for kept, _ in train_pruner(pruner, falling)[0]]
-    assert numbers == expected
-    assert numbers[-2:] == [N, N]  # anneal=0.125 of 12 epochs.
-    assert abs(sum(numbers) - (1 - save) * N * EPOCHS) <= (batch or 1) / 2
-    if batch is not None:
-        assert pruner.total_steps() == sum(-(-number // batch) for number in numbers)
-        assert fp.predict_savings(policy, N, batch).samples == sum(numbers)
-
-
-def with_wrong_labels(epoch, index):
-    """Losses of clean samples fall; those of every fifth sample rise and fall at random."""
-    rng = np.random.default_rng(epoch)
-    clean = 2 / (1 + epoch) + rng.random(N) / 20
-    wrong = 3 + rng.random(N)
-    losses = np.where(np.arange(N) % 5 == 0, wrong, clean)
-    return torch.from_numpy(losses.astype(np.float32))[index]
-
-
-@pytest.mark.parametrize("reference", [[1, 2, 3, 4], None])
-def test_wrong_labels_are_skipped_where_infobatch_keeps_them(reference):
-    ours = made(0.1, reference=reference, anneal=0.0)
-    theirs = fp.Pruner(N, fp.InfoBatch(EPOCHS, save=0.1, anneal=0.0), batch_size=BATCH, seed=5)
-    wrong = set(range(0, N, 5))
-    skipped: dict[bool, list[float]] = {True: [], False: []}
-    for pruner in (ours, theirs):
-        for kept, _ in train_pruner(pruner, with_wrong_labels)[0][TRAJECTORY:]:
-            missing = set(range(N)) - set(kept)
-            skipped[pruner is ours].append(len(missing & wrong) / len(missing))
-    assert np.mean(skipped[True]) > 0.9
-    assert np.mean(skipped[False]) < 0.05
+    assert_plans(train_pruner(pruner, falling)[0], twin(numbers, falling, reference, 5))
 
 
 # Correlations
@@ -173,15 +130,6 @@ def test_losses_that_are_not_finite_are_left_out():
 # Settings and states
 
 
-@pytest.mark.parametrize("stop", [(1, 0), (5, 0), (8, 0), (8, 3)])
-@pytest.mark.parametrize("reference", [CLEAN, None])
-def test_a_stopped_training_continues_exactly(stop, reference, tmp_path):
-    make = partial(made, reference=reference)
-    train = partial(train_pruner, losses_of=falling)
-    whole, _ = train(make())
-    assert stopped_and_resumed(make, train, stop, tmp_path) == whole
-
-
 def test_a_state_of_other_clean_samples_is_refused():
     state = made(reference=CLEAN).state_dict()
     with pytest.raises(InputError, match=r"expected a pruner state with .*reference"):
@@ -194,29 +142,6 @@ def test_a_state_of_other_clean_samples_is_refused():
 )
 def test_indices_may_have_any_type(reference):
     assert fp.AlignPrune(20, reference=reference).reference == (1, 5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"epochs": 0}, "expected epochs to be a whole number of at least 1, got 0"),
-        ({"save": 0.0}, r"expected save as a share in \(0, 1\), got 0.0"),
-        ({"save": 0.9}, r"expected save below 0\.85, the share of the epochs .*: save less"),
-        ({"trajectory": 1}, "expected trajectory to be a whole number of at least 2, got 1"),
-        ({"trajectory": 17}, "expected trajectory below 17, .* got 17: set a smaller trajectory"),
-        ({"reference": []}, r"one or more different indices of at least 0, got \[\]: give"),
-        ({"reference": [1, 1]}, r"different indices of at least 0, got \[1, 1\]: give"),
-        ({"reference": [-1, 3]}, r"indices of at least 0, got \[-1, 3\]"),
-        ({"reference": [0.5]}, r"indices of at least 0, got \[0\.5\]"),
-        ({"reference": [True, False]}, r"indices of at least 0, got \[True, False\]"),
-        ({"reference": [[1], [2, 3]]}, "expected reference as whole numbers: "),
-        ({"reference": 3}, "indices of at least 0, got 3: give the indices of clean samples"),
-    ],
-)
-def test_wrong_settings_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message) as raised:
-        fp.AlignPrune(**{"epochs": 20, **arguments})
-    assert "\n" not in str(raised.value)
 
 
 def test_an_index_that_no_sample_has_is_refused():

@@ -22,6 +22,8 @@ class Folder(Dataset[Any]):
     """Has the attributes of torchvision's ``ImageFolder``, or those that are given."""
 
     root = "images"
+    keys: Any
+    target_transform: Any
 
     def __init__(self, labels: Any = range(3), **attributes: Any) -> None:
         labels = [label for label, _ in zip(list(labels) * N, range(N), strict=False)]
@@ -90,15 +92,6 @@ def test_more_names_than_classes_are_an_error_with_two_remedies(attributes, wrap
     assert '"classes": ["x", "y"]' in written(watch, tmp_path / "p.html", data, names=["x", "y"])
     (number,) = re.findall(r"num_classes=(\d)", str(e.value))
     assert "plane" in written(watched(labels, int(number)), tmp_path / "q.html", data)
-
-
-def test_more_given_names_than_classes_are_an_error(tmp_path):
-    watch = watched([0, 1] * (N // 2), 2)
-    for names in (["a", "b", "c"], {0: "a", 1: "b", 2: "c"}):
-        with pytest.raises(InputError, match=r"the names of 2 classes, .* got 3"):
-            watch.page(tmp_path / "page.html", names=names)
-        with pytest.raises(InputError, match=r"the names of 2 classes, .* got 3"):
-            watch.facts(names)
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -177,6 +170,30 @@ def test_wrappers_have_the_labels_keys_and_names_of_what_they_wrap(wrap, tmp_pat
     watch.record(torch.arange(9), torch.randn(9, 3), labels[:9])
     pages = [written(watch, tmp_path / "page.html", dataset) for dataset in (plain, wrapped)]
     assert pages[0] == pages[1]
+
+
+def test_the_files_of_an_image_folder_are_its_keys_unless_it_names_others():
+    folder = Folder()
+    assert keys_of(Subset(folder, [2, 0])) == ["2/2.png", "0/0.png"]
+    assert keys_of(Subset(folder, [2, 2])) is None
+    folder.keys = ["image", "label"]  # Of columns, and not of samples.
+    assert keys_of(Subset(folder, [2, 0])) is None
+    folder.keys = 7  # Something else.
+    assert keys_of(Subset(folder, [2, 0])) == ["2/2.png", "0/0.png"]
+    assert keys_of(Folder(root="elsewhere")) is None
+
+
+def test_names_follow_a_target_transform_that_renumbers_the_classes():
+    """Folders named 1 to 10 are sorted as 1, 10, 2, and their labels are made numbers."""
+    names = {"1": 0, "10": 1, "2": 2}
+    folder = Folder(classes=[*names], class_to_idx=names)
+    folder.target_transform = lambda target: [0, 2, 1][target]
+    assert classes_of(folder, 3) == ["1", "2", "10"]
+    # Numbers that are others each time tell no order, and merged classes have no names.
+    once = iter([2, 1, 0, 0, 1, 2])
+    for transform in (lambda target: next(once), bool):
+        folder.target_transform = transform
+        assert classes_of(folder, 3) is None
 
 
 # -- labels that contradict each other -------------------------------------------------------------

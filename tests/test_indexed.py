@@ -1,5 +1,6 @@
 """Indexed adds the index to each item of any map-style data set, with every kind of loader."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -66,11 +67,6 @@ def test_dicts_stay_dicts(data):
     assert item["name"] == ["sample 0", "sample 1", "sample 2"]
 
 
-def test_single_tensors_pass():
-    index, item = next(iter(DataLoader(fp.Indexed(torch.arange(5) * 2), batch_size=5)))
-    assert torch.equal(item, index * 2)
-
-
 def test_a_subset_counts_from_its_own_start():
     data = fp.Indexed(Subset(Dicts(), [7, 3]))
     assert [(index, item["name"]) for index, item in (data[0], data[1], data[-1])] == [
@@ -78,27 +74,8 @@ def test_a_subset_counts_from_its_own_start():
         (1, "sample 3"),
         (1, "sample 3"),
     ]
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_worker_processes_carry_the_indices(context, fast_spawn):
-    loader = DataLoader(
-        fp.Indexed(Batched()), batch_size=5, num_workers=2, multiprocessing_context=context
-    )
-    index, x = zip(*((index, item["x"].flatten()) for index, item in loader), strict=True)
-    assert torch.equal(torch.cat(index), torch.arange(12))
-    assert torch.equal(torch.cat(x), torch.arange(12.0))
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self):
-        return iter(range(3))
-
-
-@pytest.mark.parametrize("data", [Stream(), object(), iter([1])])
-def test_a_stream_is_refused_at_the_start(data):
-    with pytest.raises(TypeError, match="expected a map-style data set"):
-        fp.Pruner(data, fp.FullData(1))
+    with pytest.raises(IndexError):
+        data[-3]
 
 
 def stateful(pruner, workers):
@@ -133,10 +110,41 @@ def test_a_stateful_loader_resumes_in_the_middle_of_a_pruning_epoch(workers, set
     assert sum(len(index) for index, _ in resumed) == 64
 
 
-def test_a_tuple_of_arrays_is_no_data_set_of_two_samples():
-    with pytest.raises(TypeError, match=r"got tuple: give .* TensorDataset\(x, y\)"):
-        fp.Pruner((torch.zeros(8, 3), torch.zeros(8)), fp.FullData(1), batch_size=4)
+class Stream(IterableDataset[int]):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("data/train", "got str: give a data set"),
+        (DataLoader(TensorDataset(torch.zeros(9))), "got DataLoader: give loader.dataset"),
+        ([torch.zeros(9, 2), torch.zeros(9)], r"got list: give .* TensorDataset\(x, y\)"),
+        ((torch.zeros(8, 3), torch.zeros(8)), r"got tuple: give .* TensorDataset\(x, y\)"),
+        ({"x": [1, 2, 3], "y": [0, 1, 0]}, "got dict: give one data set"),
+        (Stream(), r"expected a map-style data set .*fineprune\.streams"),
+        (object(), "expected a map-style data set"),
+        (iter([1]), "expected a map-style data set"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(given, message):
+    with pytest.raises(TypeError, match=message):
+        fp.Pruner(given, fp.FullData(1))
+
+
+def test_a_tuple_of_samples_is_a_data_set():
     assert fp.Indexed(((torch.zeros(3), 0), (torch.zeros(3), 1)))[1][1][1] == 1
+
+
+def test_attributes_are_those_of_the_data_set_itself():
+    data = TensorDataset(torch.zeros(9))
+    indexed = fp.Pruner(data, fp.FullData(1)).dataset
+    with pytest.raises(AttributeError, match="classes"):
+        _ = indexed.classes
+    indexed.tensors = (torch.ones(9),)
+    assert data.tensors[0].sum() == indexed[0][1][0] * 9 == 9
+    assert torch.equal(copy.deepcopy(indexed).tensors[0], torch.ones(9))
 
 
 class Sparse(Dicts):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from resuming import falling_losses, train_pruner
+from resuming import assert_plans, falling_losses, train_pruner
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -46,19 +46,7 @@ def twin(seed, prune, anneal):
 @pytest.mark.parametrize("anneal", [0.0, 0.125, 0.5])
 def test_the_published_form_equals_a_twin_written_from_the_paper(prune, anneal):
     plans = train(fp.Pruner(N, fp.InfoBatch(EPOCHS, prune, anneal=anneal), seed=4))
-    for (kept, weights), expected in zip(plans, twin(4, prune, anneal), strict=True):
-        assert kept == sorted(expected)
-        given = weights or [1.0] * len(kept)
-        assert given == pytest.approx([expected[sample] for sample in kept])
-
-
-def test_half_of_the_samples_below_the_mean_are_skipped_by_default():
-    policy = fp.InfoBatch(EPOCHS)
-    assert (policy.prune, policy.anneal) == (0.5, 0.125)
-    plans = train(fp.Pruner(N, policy))
-    numbers = [len(kept) for kept, _ in plans]
-    assert numbers[0] == numbers[-1] == N
-    assert all(N / 2 < number < N for number in numbers[1:-1])
+    assert_plans(plans, twin(4, prune, anneal))
 
 
 def test_samples_without_a_finite_loss_are_always_kept():
@@ -71,30 +59,7 @@ def test_samples_without_a_finite_loss_are_always_kept():
     assert len(plans[1][0]) < N
 
 
-def test_without_rescaling_there_are_no_weights():
-    plans = train(fp.Pruner(N, fp.InfoBatch(EPOCHS, rescale=False)))
-    weighted = train(fp.Pruner(N, fp.InfoBatch(EPOCHS)))
-    assert all(weights is None for _, weights in plans)
-    assert [kept for kept, _ in plans] == [kept for kept, _ in weighted]
-
-
 # The form with an exact share
-
-
-@pytest.mark.parametrize("save", [0.1, 0.35, 0.6])
-@pytest.mark.parametrize("anneal", [0.0, 0.125, 0.25])
-@pytest.mark.parametrize("batch", [None, 5, 7])
-def test_the_whole_training_saves_the_share_and_the_steps_are_known(save, anneal, batch):
-    policy = fp.InfoBatch(EPOCHS, save=save, anneal=anneal)
-    pruner = fp.Pruner(N, policy, batch_size=batch)
-    expected = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
-    plans = train(pruner)
-    numbers = [len(kept) for kept, _ in plans]
-    assert numbers == expected
-    assert abs(sum(numbers) - (1 - save) * N * EPOCHS) <= (batch or 1) / 2
-    if batch is not None:
-        assert pruner.total_steps() == sum(-(-number // batch) for number in numbers)
-        assert fp.predict_savings(policy, N, batch).samples == sum(numbers)
 
 
 @given(
@@ -125,22 +90,6 @@ def test_the_missing_samples_are_taken_from_above_the_mean_only_if_needed(losses
 
 
 # Settings
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"epochs": 0}, "expected epochs"),
-        ({"epochs": 8, "prune": 1.0}, r"expected prune as a share in \[0, 1\), got 1.0"),
-        ({"epochs": 8, "prune": 0.5, "save": 0.3}, "expected either prune or save"),
-        ({"epochs": 8, "save": 0.0}, r"expected save as a share in \(0, 1\), got 0.0"),
-        ({"epochs": 8, "save": 0.9}, "expected save below 0.875, the share of the epochs"),
-        ({"epochs": 8, "anneal": 1.5}, "expected anneal as a share"),
-    ],
-)
-def test_wrong_settings_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
-        fp.InfoBatch(**arguments)
 
 
 def test_steps_that_are_too_large_to_save_anything_are_refused():

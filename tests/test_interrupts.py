@@ -83,10 +83,17 @@ def interrupt_in(monkeypatch, owner, name, call):
     return calls
 
 
+@pytest.fixture(scope="module")
+def undisturbed():
+    """A cell that was never stopped."""
+    cell = Cell()
+    cell.run()
+    return cell
+
+
 def run_twice(monkeypatch, owner, name, call):
-    """Return an undisturbed cell, and one that was stopped in a call and run again."""
-    undisturbed, cell = Cell(), Cell()
-    undisturbed.run()
+    """Return a cell that was stopped in a call and run again."""
+    cell = Cell()
     with monkeypatch.context() as patched:
         calls = interrupt_in(patched, owner, name, call)
         with pytest.raises(KeyboardInterrupt):
@@ -94,7 +101,7 @@ def run_twice(monkeypatch, owner, name, call):
     assert len(calls) >= call
     cell.stopped_at = len(cell.trained)
     cell.run()
-    return undisturbed, cell
+    return cell
 
 
 @pytest.mark.parametrize(
@@ -106,8 +113,10 @@ def run_twice(monkeypatch, owner, name, call):
         (fp.Pruner, "_show", 8),
     ],
 )
-def test_a_cell_that_is_stopped_between_epochs_trains_the_same(monkeypatch, owner, name, call):
-    undisturbed, cell = run_twice(monkeypatch, owner, name, call)
+def test_a_cell_that_is_stopped_between_epochs_trains_the_same(
+    undisturbed, monkeypatch, owner, name, call
+):
+    cell = run_twice(monkeypatch, owner, name, call)
     assert cell.result() == undisturbed.result()
 
 
@@ -120,9 +129,9 @@ def test_a_cell_that_is_stopped_between_epochs_trains_the_same(monkeypatch, owne
     ],
 )
 def test_a_cell_that_is_stopped_in_record_loses_or_repeats_one_step_only(
-    monkeypatch, owner, name, call, repeated
+    undisturbed, monkeypatch, owner, name, call, repeated
 ):
-    undisturbed, cell = run_twice(monkeypatch, owner, name, call)
+    cell = run_twice(monkeypatch, owner, name, call)
     at = cell.stopped_at
     assert cell.trained[:at] == undisturbed.trained[:at]
     assert cell.result()[1:3] == undisturbed.result()[1:3]
@@ -202,35 +211,24 @@ def test_a_batch_without_memory_for_its_copy_does_not_count(monkeypatch):
     assert watch.ranking().visits == 2
 
 
-def test_a_second_signal_takes_effect_at_once_and_the_handlers_come_back():
+def test_a_signal_waits_for_the_outer_block_and_a_second_one_does_not():
     before = signal.getsignal(signal.SIGINT)
     done = []
 
-    def interrupted_twice():
-        with uninterrupted(), uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            done.append("one signal waits")
-            signal.raise_signal(signal.SIGINT)
-            done.append("never reached")
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted_twice()
-    assert done == ["one signal waits"]
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_block_inside_of_a_block_ends_with_the_outer_one():
-    done = []
-
-    def interrupted():
+    def interrupted(again):
         with uninterrupted():
             with uninterrupted():
                 signal.raise_signal(signal.SIGINT)
-            done.append("the inner block is over")
+            done.append(again)
+            if again:
+                signal.raise_signal(signal.SIGINT)
+                done.append("never reached")
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert done == ["the inner block is over"]
+    for again in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(again)
+        assert signal.getsignal(signal.SIGINT) is before
+    assert done == [False, True]
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def rule(shares, labels, classes):
     return scores, suggestions, pairs
 
 
-@settings(max_examples=250, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(2, 250), st.booleans())
 def test_the_ranking_follows_the_rule(seed, classes, samples, all_classes):
     chance = np.random.default_rng(seed)
@@ -174,30 +174,6 @@ def test_a_label_that_was_mistyped_once_makes_no_others_suspicious():
     assert found.num_suspects < before.num_suspects + 20
     assert roc_area(found.scores.numpy(), np.arange(len(labels)) < 5) > 0.98
     assert (found.suggestions.numpy()[:5] == true[:5]).mean() > 0.7
-
-
-def test_wrong_labels_are_found_in_classes_of_few_samples():
-    shares, labels, true = noisy_shares(100, None, samples=600, share=0.1)
-    wrong = labels != true
-    found = rank(made_evidence(shares, labels.tolist(), 100))
-    assert wrong.sum() < found.num_suspects < len(labels) / 2  # This network learned little.
-    by_loss = -np.log(shares[np.arange(len(labels)), labels])
-    assert roc_area(found.scores.numpy(), wrong) > roc_area(by_loss, wrong) - 0.03
-
-
-def test_many_classes_are_ranked_by_the_strongest_ones(monkeypatch):
-    """The stored classes give almost the ranking that all of them give."""
-    classes = 100
-    shares, labels, true = noisy_shares(classes, None, samples=6000)
-    few = Evidence(6000, classes)
-    monkeypatch.setattr("fineprune.labels.evidence.KEEP_ALL", classes)
-    every = Evidence(6000, classes)
-    for evidence in (few, every):
-        logits = torch.from_numpy(shares).float().log()
-        evidence.record(torch.arange(6000), logits, torch.from_numpy(labels))
-    wrong = labels != true
-    areas = [roc_area(rank(evidence).scores.numpy(), wrong) for evidence in (few, every)]
-    assert areas[0] > areas[1] - 0.01
 
 
 def test_a_sure_network_suspects_no_right_label_also_in_classes_of_one_sample_and_of_none():

@@ -1,20 +1,16 @@
 """``LabelWatch``: it changes no training, and finds wrong labels in one process and in several."""
 
-import copy
-import io
 import math
-import pickle
 import re
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from gloo_group import gloo_group
+from resuming import refusal
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 import fineprune as fp
 from fineprune.datasets.digits import load_digits
@@ -69,13 +65,6 @@ def record(watch, steps, labels, rank=0, ranks=1):
 
 def made_labels():
     return torch.randint(0, CLASSES, (N,), generator=torch.Generator().manual_seed(9))
-
-
-def saved_and_loaded(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def sums(watch):
@@ -138,32 +127,6 @@ def test_samples_that_were_never_recorded_come_last():
         watch.to_cleanlab()
 
 
-def test_each_visit_counts_the_same_whatever_was_skipped():
-    watch = fp.LabelWatch(4, 2)
-    logits = torch.tensor([[4.0, 0.0]]).expand(4, 2)
-    labels = torch.tensor([0, 0, 1, 1])
-    watch.record(torch.arange(4), logits, labels)
-    for _ in range(2):
-        watch.record(torch.tensor([0, 2]), -logits[:2], labels[[0, 2]])
-    _, shares = watch.to_cleanlab()
-    high = torch.sigmoid(torch.tensor(4.0)).item()
-    trained = (high + 2 * (1 - high)) / 3
-    np.testing.assert_allclose(shares[:, 0], [trained, high, trained, high], rtol=2e-3)
-
-
-def test_cleanlab_gets_labels_and_probabilities(digits):
-    x, labels = digits
-    watch = fp.LabelWatch(N, CLASSES)
-    train(x, labels, watch)
-    given, shares = watch.to_cleanlab()
-    assert given.dtype == np.int64
-    np.testing.assert_array_equal(given, labels)
-    assert shares.shape == (N, CLASSES)
-    assert shares.dtype == np.float32
-    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-6)
-    assert (shares.argmax(1) == given).mean() > 0.8
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_logits_of_any_precision_are_taken(dtype):
     labels = made_labels()
@@ -171,29 +134,11 @@ def test_logits_of_any_precision_are_taken(dtype):
     logits = torch.randn(N, CLASSES, requires_grad=True).to(dtype)
     watch.record(range(N), logits, labels.numpy().astype(np.int32))
     expected = logits.detach().float().softmax(1)
-    np.testing.assert_allclose(watch.to_cleanlab()[1], expected, rtol=3e-3, atol=1e-6)
-
-
-# Dynamo causes this warning while it traces.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-def test_a_compiled_step_records(digits):
-    x, labels = digits
-    watch, model = fp.LabelWatch(N, CLASSES), network().eval()
-
-    @torch.compile(backend="eager")
-    def step(index, inputs, targets):
-        logits = model(inputs)
-        watch.record(index, logits, targets)
-        return F.cross_entropy(logits, targets)
-
-    try:
-        for index in torch.arange(N).split(BATCH):
-            step(index, x[index], labels[index])
-    finally:
-        torch._dynamo.reset()
-    with torch.no_grad():
-        expected = model(x).softmax(1)
-    np.testing.assert_allclose(watch.to_cleanlab()[1], expected, rtol=3e-3, atol=1e-6)
+    given, shares = watch.to_cleanlab()
+    assert given.dtype == np.int64
+    assert shares.dtype == np.float32
+    np.testing.assert_array_equal(given, labels)
+    np.testing.assert_allclose(shares, expected, rtol=3e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("classes", [10, 200])
@@ -241,41 +186,6 @@ def test_a_sample_takes_this_many_bytes(classes, limit):
 # --- states and merging -----------------------------------------------------------------------
 
 
-def test_a_training_that_resumes_has_the_same_evidence_bit_for_bit():
-    labels = made_labels()
-    whole = fp.LabelWatch(N, CLASSES)
-    record(whole, range(120), labels)
-    for stop in (0, 1, 50, 120):
-        first, second = fp.LabelWatch(N, CLASSES), fp.LabelWatch(N, CLASSES)
-        record(first, range(stop), labels)
-        second.load_state_dict(saved_and_loaded(first.state_dict()))
-        record(second, range(stop, 120), labels)
-        assert same(sums(second), sums(whole))
-    for ours, theirs in zip(second.suspects(), whole.suspects(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_watches_of_several_trainings_are_merged():
-    labels = made_labels()
-    both, one, two = (fp.LabelWatch(N, CLASSES) for _ in range(3))
-    record(one, range(90), labels)
-    record(two, range(90, 200), labels)
-    both.merge(one)
-    both.merge(two)
-    assert torch.equal(sums(both)["visits"], sums_after_flush(one, two, "visits"))
-    torch.testing.assert_close(sums(both)["loss"], sums_after_flush(one, two, "loss"))
-    reverse = fp.LabelWatch(N, CLASSES)
-    reverse.merge(two)
-    reverse.merge(one)
-    torch.testing.assert_close(both.suspects()[1], reverse.suspects()[1], rtol=0.01, atol=0.01)
-
-
-def sums_after_flush(one, two, name):
-    for watch in (one, two):
-        watch.suspects()
-    return sums(one)[name] + sums(two)[name]
-
-
 def test_merge_in_one_process_changes_nothing():
     watch = fp.LabelWatch(N, CLASSES)
     record(watch, range(3), made_labels())
@@ -285,44 +195,8 @@ def test_merge_in_one_process_changes_nothing():
 
 
 def ranks(rank, folder):
-    """Train and record on two ranks."""
     with gloo_group(rank, folder, WORLD):
-        result = {
-            "weights": [ddp(rank, watched=watched) for watched in (False, True)],
-            **merged(rank),
-        }
-        torch.save(result, f"{folder}/rank{rank}.pt")
-
-
-def ddp(rank, *, watched):
-    data = fp.Indexed(list(zip(*pixels_and_labels(), strict=True)))
-    model = DistributedDataParallel(network())
-    torch.manual_seed(rank)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    sampler: DistributedSampler[Any] = DistributedSampler(data)
-    watch = fp.LabelWatch(N, CLASSES) if watched else None
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        for index, (inputs, targets) in DataLoader(data, batch_size=BATCH, sampler=sampler):
-            logits = model(inputs)
-            F.cross_entropy(logits, targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if watch is not None:
-                watch.record(index, logits, targets)
-    if watch is not None:
-        watch.merge()
-        assert len(watch.suspects()[0]) == N
-        assert torch.equal(sums(watch)["visits"], torch.full((N,), EPOCHS, dtype=torch.int32))
-    return torch.cat([value.detach().flatten() for value in model.parameters()])
-
-
-def refusal(function, *arguments):
-    try:
-        function(*arguments)
-    except InputError as error:
-        return str(error)
-    return "accepted"
+        torch.save(merged(rank), f"{folder}/rank{rank}.pt")
 
 
 def merged(rank):
@@ -340,29 +214,25 @@ def merged(rank):
     late = refusal(watch.suspects)
     watch.merge()
 
-    resumed = fp.LabelWatch(N, CLASSES)
-    resumed.load_state_dict(state)
+    resumed = loaded(state)
     readable = [tensor.tolist() for tensor in resumed.suspects()]
     record(resumed, range(100, 150), labels, rank, WORLD)
     resumed.merge()
 
-    uneven = fp.LabelWatch(N, CLASSES)
-    uneven.load_state_dict(state)
+    uneven = loaded(state)
     if not rank:  # The other rank has no batch left.
         record(uneven, range(100, 103), labels)
     uneven.merge()
 
-    own = fp.LabelWatch(N, CLASSES)
-    own.load_state_dict(alone)
+    own = loaded(alone)
     record(own, range(100, 150), labels, rank, WORLD)
     own.merge()
-    wrong = {**alone, "rank": 1 - rank}
     return {
         "early": early,
         "late": late,
-        "wrong": refusal(fp.LabelWatch(N, CLASSES).load_state_dict, wrong),
+        "wrong": refusal(loaded, {**alone, "rank": 1 - rank}),
         "added": refusal(unmerged(labels, rank).merge, fp.LabelWatch(N, CLASSES)),
-        "added_part": refusal(again_merged(watch).merge, unmerged(labels, rank)),
+        "added_part": refusal(loaded(watch.state_dict()).merge, unmerged(labels, rank)),
         "alone": alone,
         "state": state,
         "unchanged": same(once, again),
@@ -383,10 +253,10 @@ def unmerged(labels, rank):
     return watch
 
 
-def again_merged(watch):
-    made = fp.LabelWatch(N, CLASSES)
-    made.load_state_dict(watch.state_dict())
-    return made
+def loaded(state):
+    watch = fp.LabelWatch(N, CLASSES)
+    watch.load_state_dict(state)
+    return watch
 
 
 @pytest.fixture(scope="module")
@@ -394,27 +264,12 @@ def two_ranks(spawned):
     return spawned(ranks, WORLD)
 
 
-def one_process(steps):
-    """Record in one process what two ranks record together: the same steps of twice the size."""
-    labels, watch = made_labels(), fp.LabelWatch(N, CLASSES)
-    for step in range(steps):
-        order = torch.randperm(N, generator=torch.Generator().manual_seed(step))
-        index = order[: WORLD * BATCH]
-        logits = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(step))[index]
-        watch.record(index, logits + 2 * F.one_hot(labels[index], CLASSES), labels[index])
-    watch.ranking()  # Adds what is buffered.
-    return watch
-
-
-def test_two_ranks_train_to_the_same_weights_with_and_without_a_watch(two_ranks):
-    for result in two_ranks:
-        plain, watched = result["weights"]
-        assert torch.equal(plain, watched)
-        assert torch.equal(plain, two_ranks[0]["weights"][0])
-
-
 def test_the_merged_evidence_of_two_ranks_is_that_of_one_process(two_ranks):
-    expected = one_process(150)
+    expected, labels = fp.LabelWatch(N, CLASSES), made_labels()
+    for step in range(150):
+        for rank in range(WORLD):
+            record(expected, [step], labels, rank, WORLD)
+    expected.ranking()  # Adds what is buffered.
     theirs = sums(expected)
     for result in two_ranks:
         ours = result["sums"]
@@ -467,9 +322,8 @@ def test_evidence_of_one_rank_is_refused_where_that_of_all_is_needed(two_ranks):
         assert f"got that of rank {1 - rank} of 2" in result["wrong"]
         for refused in (result["added"], result["added_part"]):
             assert "expected merged ranks before" in refused
-    watch = fp.LabelWatch(N, CLASSES)
     with pytest.raises(InputError, match="got that of rank 1 of 2: call merge"):
-        watch.load_state_dict(two_ranks[1]["alone"])
+        loaded(two_ranks[1]["alone"])
 
 
 # --- wrong input ------------------------------------------------------------------------------
@@ -542,14 +396,6 @@ def test_labels_of_two_dimensions_are_told_how_to_become_classes(form):
     assert torch.equal(watch.ranking().labels[index], labels)
 
 
-def test_an_index_that_means_another_sample_in_each_epoch_is_noticed():
-    watch = fp.LabelWatch(4, 2)
-    for labels in ([0, 1, 0, 1], [1, 0, 0, 1]):
-        watch.record(torch.arange(4), torch.randn(4, 2), torch.tensor(labels))
-    with pytest.raises(InputError, match="label"):
-        watch.suspects()
-
-
 @pytest.mark.parametrize("shape", [(4,), (4, 1)])
 def test_a_network_with_one_logit_is_told_how_it_can_be_watched(shape):
     z, labels = torch.tensor([-1.0, 2.0, 0.5, -3.0]), torch.tensor([0, 1, 0, 1])
@@ -587,38 +433,6 @@ def test_a_batch_is_not_recorded_again_when_its_forward_pass_is_repeated(use_ree
     assert watch.ranking().visits == 1
 
 
-@pytest.mark.parametrize("state", [{}, [], {"version": 1, "num_samples": N, "num_classes": 3}])
-def test_states_of_something_else_are_refused(state):
-    watch = fp.LabelWatch(N, CLASSES)
-    with pytest.raises(InputError, match=r"expected the state of a LabelWatch .* same numbers"):
-        watch.load_state_dict(state)
-
-
-@pytest.mark.parametrize("missing", [("rank",), ("evidence", "sums"), ("evidence", "buffer")])
-def test_a_part_of_a_state_is_refused(missing):
-    state = part = fp.LabelWatch(4, 2).state_dict()
-    for key in missing[:-1]:
-        part = part[key]
-    del part[missing[-1]]
-    with pytest.raises(InputError, match=f"got a part: '{missing[-1]}': load a whole state"):
-        fp.LabelWatch(4, 2).load_state_dict(state)
-
-
-def test_a_state_with_other_tensors_is_refused():
-    state = fp.LabelWatch(N, CLASSES).state_dict()
-    del state["evidence"]["sums"]["visits"]
-    with pytest.raises(InputError, match="expected the tensors of a LabelWatch"):
-        fp.LabelWatch(N, CLASSES).load_state_dict(state)
-
-
-def test_labels_must_be_those_of_the_other_watch():
-    one, two = fp.LabelWatch(N, CLASSES), fp.LabelWatch(N, CLASSES)
-    record(one, range(3), made_labels())
-    record(two, range(3), (made_labels() + 1) % CLASSES)
-    with pytest.raises(InputError, match="expected the same labels in all parts"):
-        one.merge(two)
-
-
 def test_losses_that_are_not_finite_are_reported():
     watch = fp.LabelWatch(N, CLASSES)
     logits = torch.zeros(4, CLASSES)
@@ -628,10 +442,38 @@ def test_losses_that_are_not_finite_are_reported():
         watch.suspects()
 
 
-def test_a_launcher_without_a_group_is_an_error(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RuntimeError, match="init_process_group"):
-        fp.LabelWatch(N, CLASSES).record(*GOOD)
+def empty_state():
+    return fp.LabelWatch(N, CLASSES).state_dict()
+
+
+def without(*keys):
+    """Return a state that lacks what is at these keys."""
+    state = part = empty_state()
+    for key in keys[:-1]:
+        part = part[key]
+    del part[keys[-1]]
+    return state
+
+
+WHOLE = r"expected the state of a LabelWatch .* same numbers"
+PART = "expected the state of a LabelWatch, got a part: '{}': load a whole state"
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (dict, WHOLE),
+        (list, WHOLE),
+        (lambda: empty_state() | {"num_classes": 3}, WHOLE),
+        (lambda: without("rank"), PART.format("rank")),
+        (lambda: without("evidence", "sums"), PART.format("sums")),
+        (lambda: without("evidence", "buffer"), PART.format("buffer")),
+        (lambda: without("evidence", "sums", "visits"), "expected the tensors of a LabelWatch"),
+    ],
+)
+def test_states_of_something_else_are_refused(state, message):
+    with pytest.raises(InputError, match=message):
+        loaded(state())
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -649,16 +491,6 @@ def test_probabilities_are_refused_and_their_logarithms_are_logits(precision):
     assert torch.equal(*(watch.suspects()[0] for watch in watches))
 
 
-def test_refused_probabilities_are_not_recorded():
-    index, logits, labels = GOOD
-    watch, corrected = (fp.LabelWatch(N, CLASSES) for _ in range(2))
-    with pytest.raises(InputError, match="got probabilities"):
-        corrected.record(index, logits.softmax(1), labels)
-    for made in (watch, corrected):
-        made.record(*GOOD)
-    assert same(sums(watch), sums(corrected))
-
-
 @pytest.mark.parametrize(("samples", "classes"), [(20, 2), (20, 3), (1, 2)])
 def test_one_class_alone_has_finite_scores(samples, classes):
     watch = fp.LabelWatch(samples, classes)
@@ -666,34 +498,3 @@ def test_one_class_alone_has_finite_scores(samples, classes):
     logits = torch.randn(samples, classes, generator=draw)
     watch.record(torch.arange(samples), logits, torch.zeros(samples, dtype=torch.long))
     assert watch.ranking().scores.isfinite().all()
-
-
-@pytest.mark.parametrize("classes", [10, 100])
-@pytest.mark.filterwarnings("ignore:.*NaN or infinite")
-def test_a_sample_with_nothing_but_nan_is_no_suspect(classes):
-    watch = fp.LabelWatch(50, classes)
-    draw = torch.Generator().manual_seed(0)
-    logits = torch.randn(50, classes, generator=draw)
-    logits[7] = torch.nan
-    for _ in range(3):
-        watch.record(torch.arange(50), logits, torch.arange(50) % classes)
-    indices, scores, suggestions = watch.suspects()
-    last = [float(part[-1]) for part in (indices, scores, suggestions)]
-    assert last == [7, -torch.inf, -1]
-    with pytest.raises(InputError, match="expected"):
-        watch.to_cleanlab()
-
-
-@pytest.mark.parametrize("classes", [10, 100])
-def test_a_copy_and_a_pickled_watch_go_on_alike(classes):
-    """Launchers that spawn their ranks pickle what the ranks train with."""
-    draw = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 50, classes, generator=draw)
-    labels = torch.arange(50) % classes
-    watch = fp.LabelWatch(50, classes)
-    watch.record(torch.arange(50), logits[0], labels)
-    copies = [copy.deepcopy(watch), pickle.loads(pickle.dumps(watch))]
-    for each in (watch, *copies):
-        each.record(torch.arange(50), logits[1], labels)
-    for each in copies:
-        assert all(map(torch.equal, each.suspects(), watch.suspects()))

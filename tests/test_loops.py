@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from resuming import saved
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -83,17 +82,6 @@ def mixed_precision(pruner, run):
             scaler.step(run.optimizer)
             scaler.update()
             run.optimizer.zero_grad()
-
-
-def evaluation_inside(pruner, run):
-    held_out = DataLoader(data(), batch_size=BATCH)
-    for _ in pruner.epochs():
-        for index, batch in pruner.loader():
-            run.step(pruner, index, batch)
-            if index[0] % 5 == 0:
-                with torch.no_grad():
-                    for x, y in held_out:
-                        run.losses(x, y).mean()
 
 
 def own_loader(pruner, run):
@@ -171,7 +159,6 @@ RIGHT = [
     plain,
     for_each_batch,
     mixed_precision,
-    evaluation_inside,
     own_loader,
     set_epoch_only,
     arrays_in_memory,
@@ -225,18 +212,6 @@ def forgets_epochs(pruner, run):
 def cycles_the_loader(pruner, run):
     for index, batch in itertools.islice(itertools.cycle(pruner.loader()), 100):
         run.step(pruner, index, batch)
-
-
-def begins_the_loader_again(pruner, run):
-    loader = pruner.loader()
-    batches = iter(loader)
-    for _ in range(100):
-        try:
-            item = next(batches)
-        except StopIteration:
-            batches = iter(loader)
-            item = next(batches)
-        run.step(pruner, *item)
 
 
 def two_passes_per_epoch(pruner, run):
@@ -307,7 +282,6 @@ OVERFULL = r"expected at most \d+ samples in epoch \d, .*pruner\.epochs\(\)"
 WRONG = {
     forgets_epochs: (InputError, OVERFULL),
     cycles_the_loader: (InputError, OVERFULL),
-    begins_the_loader_again: (InputError, OVERFULL),
     two_passes_per_epoch: (InputError, OVERFULL),
     records_validation: (InputError, OVERFULL),
     loader_without_the_sampler: (InputError, r"samples that epoch \d trains.*pruner\.sampler"),
@@ -383,10 +357,7 @@ def test_a_loader_with_smaller_batches_is_noticed_within_the_first_epoch():
     assert pruner.position == fp.Position(0, N // BATCH, N)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_loader_whose_iterator_outlives_the_epochs_trains_the_right_samples_or_is_an_error(
-    workers,
-):
+def test_a_loader_that_reads_ahead_into_the_next_epoch_is_an_error():
     """As the loaders do that keep their workers by one endless iterator."""
 
     class Endless(torch.utils.data.Sampler[int]):
@@ -398,29 +369,17 @@ def test_a_loader_whose_iterator_outlives_the_epochs_trains_the_right_samples_or
                 yield from self.sampler
 
     pruner, run = new(fp.FullData(EPOCHS)), Run()
-    batches = iter(
-        DataLoader(pruner.dataset, BATCH, sampler=Endless(pruner.sampler), num_workers=workers)
-    )
+    loader = DataLoader(pruner.dataset, BATCH, sampler=Endless(pruner.sampler), num_workers=1)
+    batches = iter(loader)
 
     def train():
-        for epoch in pruner.epochs():
+        for _ in pruner.epochs():
             for _ in range(N // BATCH):
                 run.step(pruner, *next(batches))
-            if not workers:
-                trained = [index for of, seen in run.seen if of == epoch for index in seen]
-                assert trained == indices_of(epoch)
 
-    def indices_of(epoch):
-        other = new(fp.FullData(EPOCHS))
-        other.set_epoch(epoch)
-        return list(other.sampler)
-
-    if workers:
-        with pytest.raises(InputError, match="an iterator that began in the epoch before"):
-            train()
-        assert {epoch for epoch, _ in run.seen} == {0}
-    else:
+    with pytest.raises(InputError, match="an iterator that began in the epoch before"):
         train()
+    assert {epoch for epoch, _ in run.seen} == {0}
 
 
 def gaps_noticed(records):
@@ -456,22 +415,6 @@ def test_a_loop_that_leaves_samples_out_of_its_batches_is_not_warned_of_them():
 
 
 # --- copies, states, and going back --------------------------------------------------------------
-
-
-def test_a_copy_trains_by_its_own_plan():
-    pruner, run = new(), Run()
-    for epoch in pruner.epochs():
-        for index, batch in pruner.loader():
-            run.step(pruner, index, batch)
-        if epoch == 3:
-            break
-    copied = copy.deepcopy(pruner)
-    before = saved(pruner)
-    plain(copied, Run())
-    assert copied.position.epoch == EPOCHS
-    assert saved(pruner) == before
-    copied.load_state_dict(pruner.state_dict())
-    assert copied.position == pruner.position
 
 
 def test_a_copy_made_inside_the_loop_can_load_a_state():
@@ -534,58 +477,6 @@ def test_a_policy_whose_state_cannot_be_loaded_is_named():
         new(Own(3)).state_dict()
 
 
-def test_a_state_saved_at_the_end_of_the_body_continues_with_the_next_epoch():
-    """A scheduler at the end of the body then takes one step per epoch."""
-
-    def body(pruner, stop=None):
-        done = []
-        for epoch in pruner.epochs():
-            for index, (x, _) in pruner.loader():
-                pruner.observe(index, x.sum(1).abs() / 3)
-            done.append(epoch)
-            if epoch == stop:
-                break
-        return done
-
-    for stop in range(EPOCHS):
-        first = new(fp.InfoBatch(EPOCHS, rescale=False))
-        done = body(first, stop)
-        second = new(fp.InfoBatch(EPOCHS, rescale=False))
-        second.load_state_dict(first.state_dict())
-        assert done + body(second) == list(range(EPOCHS))
-
-
-@pytest.mark.parametrize(("stop", "left_out"), [(1, 5), (3, 5), (5, 5), (11, 5), (3, 0), (3, N)])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_resume_goes_on_behind_samples_that_a_collate_function_left_out(stop, left_out, ranks):
-    def collate(pairs):  # Leaves out every fifth sample, as if its file could not be read.
-        readable = [pair for pair in pairs if not left_out or pair[0] % left_out]
-        return fp.IndexedCollate(torch.utils.data.default_collate)(readable)
-
-    def begin(state=None):
-        made = fp.Pruner(
-            data(), fp.FullData(1), batch_size=BATCH // ranks, num_replicas=ranks, rank=0
-        )
-        if state is not None:
-            made.load_state_dict(state)
-        loader = DataLoader(made.dataset, BATCH // ranks, sampler=made.sampler, collate_fn=collate)
-        return made, loader
-
-    def batches_of(made, loader, stop=None):
-        for _ in made.epochs():
-            for number, (index, _) in enumerate(loader, 1):
-                made.record(index, torch.ones(len(index)))
-                yield index.tolist()
-                if number == stop:
-                    return
-
-    expected = list(batches_of(*begin()))
-    first, loader = begin()
-    before = list(batches_of(first, loader, stop))
-    second, loader = begin(first.state_dict())
-    assert before + list(batches_of(second, loader)) == expected
-
-
 def unreadable(places, made):
     """Return the samples at some places of the first epoch, and a collate function without them."""
     order = list(made.sampler)
@@ -598,29 +489,38 @@ def unreadable(places, made):
     return gone, collate
 
 
-@pytest.mark.parametrize("places", [[2], [BATCH - 1], [2 * BATCH - 1], [3, BATCH + 1], [N - 1]])
-@pytest.mark.parametrize("stops", [(1, 1), (2, 1), (1, 3)])
-def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops):
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("stops", [(1,), (11,), (2, 1), (1, 3)])
+@pytest.mark.parametrize(
+    "places", [[], [2], [BATCH - 1], [2 * BATCH - 1], [3, BATCH + 1], [-1], range(0, N // 2, 5)]
+)
+def test_a_resume_goes_on_behind_samples_that_cannot_be_read(places, stops, ranks):
     def begin():
-        return fp.Pruner(data(), fp.FullData(1), seed=3, batch_size=BATCH)
+        shape: dict[str, Any] = {"batch_size": BATCH // ranks, "num_replicas": ranks, "rank": 0}
+        return fp.Pruner(data(), fp.FullData(1), seed=3, **shape)
 
-    state = begin().state_dict()
     gone, collate = unreadable(places, begin())
-    trained: list[int] = []
-    for stop in (*stops, None):
-        pruner = begin()
-        pruner.load_state_dict(state)
-        loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
+
+    def batches_of(pruner, stop=None):
+        options: dict[str, Any] = {"sampler": pruner.sampler, "collate_fn": collate}
+        loader = DataLoader(pruner.dataset, BATCH // ranks, **options)
         for _ in pruner.epochs():
             for number, (index, _) in enumerate(loader, 1):
                 pruner.record(index, torch.ones(len(index)))
-                trained += index.tolist()
+                yield index.tolist()
                 if number == stop:
-                    break
-            if stop is not None:
-                break
+                    return
+
+    expected = list(batches_of(begin()))
+    assert sum(map(len, expected)) == N // ranks - len(gone)
+    trained: list[list[int]] = []
+    state = begin().state_dict()
+    for stop in (*stops, None):
+        pruner = begin()
+        pruner.load_state_dict(state)
+        trained += list(batches_of(pruner, stop))
         state = pruner.state_dict()
-    assert sorted(trained + gone) == list(range(N))
+    assert trained == expected
 
 
 def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out():
@@ -655,19 +555,6 @@ def test_lengths_and_epochs_may_be_other_numbers():
     assert (pruner.num_samples, pruner.policy.epochs) == (N, 3)
     with pytest.raises(InputError, match=r"epochs to be a whole number of at least 1, got 3\.5"):
         fp.Adaptive(3.5)
-
-
-def test_a_dict_of_arrays_is_no_data_set_of_two_samples():
-    with pytest.raises(TypeError, match="got dict: give one data set"):
-        fp.Pruner({"x": [1, 2, 3], "y": [0, 1, 0]}, fp.FullData(3))
-
-
-def test_the_indexed_data_set_has_the_attributes_of_the_users():
-    pruner = new()
-    assert pruner.dataset.tensors[0].shape == (N, 4)
-    with pytest.raises(AttributeError, match="classes"):
-        _ = pruner.dataset.classes
-    assert copy.deepcopy(pruner.dataset).tensors[1].shape == (N,)
 
 
 def test_less_than_one_batch_per_rank_is_refused_where_it_matters():

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from resuming import whole_losses as losses_of
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -25,10 +24,6 @@ def made(policy=None, data=None, **options):
     policy = policy or fp.FinePruning(SCHEDULE, prune=32)
     data = TensorDataset(torch.arange(N) * 10) if data is None else data
     return fp.Pruner(data, policy, **{"seed": 3, "batch_size": BATCH, **options})
-
-
-def losses_of(epoch, index):
-    return ((index * 37 + epoch * 11) % 17).float()
 
 
 def train(pruner, epoch, loader, batches=None):
@@ -55,19 +50,6 @@ def undisturbed():
 
 
 # --- starting an epoch -----------------------------------------------------------------------
-
-
-def test_a_loop_over_numbers_trains_as_the_loop_over_epochs(undisturbed):
-    pruner = made()
-    loader = pruner.loader()
-    seen = {}
-    for epoch in range(8):
-        pruner.start_epoch(epoch)
-        for _ in range(2):  # Trainers call it again.
-            pruner.sampler.set_epoch(epoch)
-        seen[epoch] = train(pruner, epoch, loader)
-        pruner.end_epoch()
-    assert (seen, pruner.counts.tolist()) == undisturbed
 
 
 @pytest.mark.parametrize("epoch", [0, 3, 7])
@@ -157,69 +139,26 @@ def test_an_epoch_that_was_complete_when_saved_is_ended_at_once(epoch, drop_last
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
 @pytest.mark.parametrize("batches", [3, 8])
-def test_a_stateful_loader_does_not_take_a_started_epoch_back(batches):
+def test_a_stateful_loader_does_not_take_a_started_epoch_back(batches, undisturbed):
     def stateful(pruner):
         return StatefulDataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)
 
-    whole, first, second = made(), made(), made()
-    expected = run(whole)
+    first, second = made(), made()
     loader = stateful(first)
-    seen: dict[int, list[list[int]]] = {}
+    seen = {}
     for epoch in first.epochs():
-        wanted = batches if epoch == 3 else None
-        seen[epoch] = []
-        for index, _ in loader:
-            first.record(index, losses_of(epoch, index))
-            seen[epoch].append(index.tolist())
-            if len(seen[epoch]) == wanted:
-                break
-        if wanted:
+        seen[epoch] = train(first, epoch, loader, batches if epoch == 3 else None)
+        if epoch == 3:
             break
-    saved = first.state_dict(), loader.state_dict()
-    second.load_state_dict(saved[0])
+    second.load_state_dict(first.state_dict())
     resumed = stateful(second)
-    resumed.load_state_dict(saved[1])
+    resumed.load_state_dict(loader.state_dict())
     for epoch in second.epochs():
-        for index, _ in resumed:
-            second.record(index, losses_of(epoch, index))
-            seen.setdefault(epoch, []).append(index.tolist())
-    assert seen == expected
-    assert second.counts.tolist() == whole.counts.tolist()
+        seen[epoch] = seen.get(epoch, []) + train(second, epoch, resumed)
+    assert (seen, second.counts.tolist()) == undisturbed
 
 
 # --- numbers known in advance ----------------------------------------------------------------
-
-
-@settings(max_examples=60, derandomize=True)
-@given(
-    batch=st.integers(1, 6),
-    ranks=st.integers(1, 4),
-    accumulation=st.integers(1, 3),
-    kept_steps=st.integers(1, 4),
-    skipped=st.integers(1, 40),
-    drop_last=st.booleans(),
-)
-def test_batches_and_steps_of_every_epoch_are_those_of_a_loader(
-    batch, ranks, accumulation, kept_steps, skipped, drop_last
-):
-    n = kept_steps * batch * ranks * accumulation + skipped
-    pruner = fp.Pruner(
-        TensorDataset(torch.arange(n)),
-        fp.FinePruning(SCHEDULE, skipped),
-        batch_size=batch,
-        accumulation=accumulation,
-        drop_last=drop_last,
-        num_replicas=ranks,
-        rank=ranks - 1,
-    )
-    promised = [(pruner.batches(epoch), pruner.steps(epoch)) for epoch in range(8)]
-    assert sum(steps for _, steps in promised) == pruner.total_steps()
-    loader = pruner.loader()
-    for epoch in range(8):
-        pruner.set_epoch(epoch)
-        batches = len(list(loader))
-        assert promised[epoch] == (batches, -(-batches // accumulation))
-        assert len(loader) == batches
 
 
 def test_numbers_that_depend_on_data_are_known_for_the_current_epoch_only():
@@ -231,13 +170,6 @@ def test_numbers_that_depend_on_data_are_known_for_the_current_epoch_only():
                 with pytest.raises(InputError, match=f"got epoch {later} of policy 'infobatch'"):
                     pruner.batches(later)
         train(pruner, epoch, pruner.loader())
-
-
-def test_without_a_batch_size_there_is_nothing_to_count():
-    pruner = made(batch_size=None)
-    for call in (pruner.batches, pruner.steps):
-        with pytest.raises(InputError, match=r"batch_size=\.\.\."):
-            call(0)
 
 
 # --- the loader ------------------------------------------------------------------------------
@@ -311,8 +243,10 @@ def test_options_that_would_undo_the_pruning_are_refused(options, message):
 
 
 def test_a_loader_needs_a_batch_size_and_a_data_set():
-    with pytest.raises(InputError, match=r"make Pruner\(\.\.\., batch_size=\.\.\.\)"):
-        made(batch_size=None).loader()
+    pruner = made(batch_size=None)
+    for call in (pruner.loader, lambda: pruner.batches(0), lambda: pruner.steps(0)):
+        with pytest.raises(InputError, match=r"batch_size=\.\.\."):
+            call()
     with pytest.raises(InputError, match="expected a pruner that was given a data set"):
         fp.Pruner(N, fp.FullData(2), batch_size=4).loader()
 
@@ -513,12 +447,6 @@ def test_a_batch_whose_logits_are_refused_is_not_recorded():
         pruner.record(index, torch.ones(BATCH), torch.randn(BATCH, 4), index % 4)
         assert pruner.position.batches == 1
         break
-
-
-def test_losses_of_numpy_are_refused_in_one_line():
-    pruner = made()
-    with pytest.raises(InputError, match=r"losses as a torch\.Tensor, got ndarray"):
-        pruner.observe(torch.arange(BATCH), torch.ones(BATCH).numpy())
 
 
 def test_batches_that_are_recorded_before_the_epoch_are_refused():

@@ -2,15 +2,13 @@
 
 import math
 from fractions import Fraction
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from resuming import falling_losses, stopped_and_resumed, train_pruner
+from resuming import assert_plans, falling_losses, train_pruner
 
 import fineprune as fp
-from fineprune.errors import InputError
 from fineprune.pruning.random_streams import stream
 
 N, BATCH, EPOCHS = 60, 5, 8
@@ -61,24 +59,7 @@ def test_the_plans_equal_those_of_a_twin(save, anneal, batch):
     numbers = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
     plans, batches = trained(pruner)
     assert plans[0] == (list(range(N)), None)
-    for (kept, weights), expected in zip(plans[1:], twin(batches, numbers, 4), strict=True):
-        assert kept == sorted(expected)
-        assert (weights or [1.0] * N) == pytest.approx([expected[sample] for sample in kept])
-
-
-@pytest.mark.parametrize("save", [0.1, 0.35, 0.6])
-@pytest.mark.parametrize("batch", [None, 5, 7])
-def test_the_whole_training_saves_the_share_and_the_steps_are_known(save, batch):
-    policy = fp.RePB(EPOCHS, save, anneal=0.125)
-    pruner = fp.Pruner(N, policy, batch_size=batch)
-    expected = [pruner.step_counts.num_kept(epoch) for epoch in range(EPOCHS)]
-    numbers = [len(kept) for kept, _ in trained(pruner)[0]]
-    assert numbers == expected
-    assert numbers[0] == numbers[-1] == N
-    assert abs(sum(numbers) - (1 - save) * N * EPOCHS) <= (batch or 1) / 2
-    if batch is not None:
-        assert pruner.total_steps() == sum(-(-number // batch) for number in numbers)
-        assert fp.predict_savings(policy, N, batch).samples == sum(numbers)
+    assert_plans(plans[1:], twin(batches, numbers, 4))
 
 
 def after_one_epoch(losses, batch, **options):
@@ -90,12 +71,6 @@ def after_one_epoch(losses, batch, **options):
     pruner.end_epoch()
     pruner.start_epoch(1)
     return pruner
-
-
-def test_losses_are_compared_within_their_batch_only():
-    # Most losses of the first batch exceed all of the second one, which is of a later network.
-    pruner = after_one_epoch([9.0, 8.0, 1.0, 1.0, 0.4, 0.1, 0.1, 0.3], 4, save=0.375)
-    assert pruner.plan.kept.tolist() == [0, 1, 4, 7]
 
 
 def test_a_loss_that_equals_the_mean_has_reached_it():
@@ -133,63 +108,14 @@ def policy_with(reached, trained, **options):
     return policy
 
 
-def test_all_others_come_back_with_the_same_probability():
-    policy = policy_with([True] * 10 + [False] * 30, [5] * 40)
-    draws = [policy.select(9, 25, np.random.default_rng(seed)).kept for seed in range(2000)]
-    counts = torch.bincount(torch.cat(draws), minlength=40)
-    assert (counts[:10] == 2000).all()
-    # Each of the others is kept with probability a half, with a deviation of 22 in 2,000 draws.
-    assert (counts[10:] - 1000).abs().max() < 5 * 22.4
-
-
-def test_of_too_many_samples_that_reached_the_mean_random_ones_are_kept():
-    policy = policy_with([True] * 30 + [False] * 10, [5] * 40)
-    draws = [policy.select(9, 15, np.random.default_rng(seed)).kept for seed in range(2000)]
-    counts = torch.bincount(torch.cat(draws), minlength=40)
-    assert (counts[30:] == 0).all()
-    assert (counts[:30] - 1000).abs().max() < 5 * 22.4
-
-
-def test_the_weight_is_the_number_of_epochs_for_each_that_trained_the_sample():
-    policy = policy_with([False] * 4, [6, 3, 1, 0])
-    weights = policy.select(6, 2, np.random.default_rng(0)).weights
-    assert weights is not None
-    assert weights.dtype == torch.float32
-    assert weights.tolist() == [1.0, 2.0, 6.0, 6.0]
-
-
-def test_without_rescaling_there_are_no_weights():
-    plain, weighted = (
-        trained(fp.Pruner(N, fp.RePB(EPOCHS, rescale=on), batch_size=BATCH))[0]
-        for on in (False, True)
-    )
-    assert all(weights is None for _, weights in plain)
-    assert [kept for kept, _ in plain] == [kept for kept, _ in weighted]
-    later = [np.mean(weights) for _, weights in weighted if weights is not None]
-    assert len(later) == EPOCHS - 1
-    assert all(mean > 1 for mean in later[1:])
-
-
-@pytest.mark.parametrize("stop", [(1, 0), (4, 0), (4, 3), (6, 5)])
-def test_a_stopped_training_continues_exactly(stop, tmp_path):
-    made = partial(fp.Pruner, N, fp.RePB(EPOCHS, 0.4), batch_size=BATCH, seed=2)
-    train = partial(train_pruner, losses_of=falling)
-    whole, _ = train(made())
-    assert stopped_and_resumed(made, train, stop, tmp_path) == whole
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"epochs": 0}, "expected epochs to be a whole number of at least 1, got 0"),
-        ({"epochs": 8, "save": 1.0}, r"expected save as a share in \(0, 1\), got 1.0"),
-        ({"epochs": 8, "save": 0.9}, r"expected save below 0\.875, .* got 0\.9: save less, or let"),
-        ({"epochs": 8, "save": 0.8, "anneal": 0.125}, r"expected save below 0\.75"),
-        ({"epochs": 1}, "expected epochs that may skip samples, got none of 1: train more"),
-        ({"epochs": 8, "rescale": 2}, "expected rescale as True or False, got 2"),
-    ],
+    ("reached", "kept", "drawn"), [(10, 25, slice(10, 40)), (30, 15, slice(30))]
 )
-def test_wrong_settings_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message) as raised:
-        fp.RePB(**arguments)
-    assert "\n" not in str(raised.value)
+def test_samples_are_drawn_with_the_same_probability(reached, kept, drawn):
+    """Others than those that reached the mean; or some of these, if they are too many."""
+    policy = policy_with([True] * reached + [False] * (40 - reached), [5] * 40)
+    draws = [policy.select(9, kept, np.random.default_rng(seed)).kept for seed in range(2000)]
+    counts = torch.bincount(torch.cat(draws), minlength=40)
+    assert (counts[:10] == 2000).all() or (counts[30:] == 0).all()
+    # Each is kept with probability a half, with a deviation of 22 in 2,000 draws.
+    assert (counts[drawn] - 1000).abs().max() < 5 * 22.4

@@ -1,9 +1,9 @@
 """Two ranks over Gloo: they count as one process with the doubled batch, and exchange states."""
 
 import dataclasses
-import functools
 import runpy
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_group import gloo_group
-from torch.multiprocessing.spawn import spawn
+from resuming import refusal
+from resuming import whole_losses as losses_of
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -24,69 +25,72 @@ N, BATCH, WORLD, EPOCHS = 80, 8, 2, 7
 POLICY = fp.FinePruning(fp.Schedule(EPOCHS, window=3, start=1, block=2, count=1), prune=32)
 
 
-def losses_of(epoch, indices):
-    """Return losses that are whole numbers, so that their sums are exact in any order."""
-    return ((indices * 37 + epoch * 11) % 17).float()
+def train(pruner, stop=None, batch=BATCH, shard=slice(None)):
+    """Train with made-up losses, up to a batch: ``stop`` is its epoch and its number.
 
-
-def train(pruner, upto=EPOCHS, stop_after=None, batch=BATCH):
-    """Train with made-up losses, and return (epoch, indices) of each batch of this rank."""
+    Returns:
+        The (epoch, indices) of each batch of this rank, and the kept samples of each epoch.
+    """
     seen: list[tuple[int, list[int]]] = []
+    plans: dict[int, list[int]] = {}
     for epoch in pruner.epochs():
-        for number, indices in enumerate(pruner.sampler.order().split(batch)):
-            if (epoch, number) == (upto, stop_after):
-                return seen
+        plans[epoch] = pruner.plan.kept.tolist()
+        for number, indices in enumerate(pruner.sampler.order().split(batch)[shard]):
+            if (epoch, number) == stop:
+                return seen, plans
             pruner.record(indices, losses_of(epoch, indices))
             seen.append((epoch, indices.tolist()))
-    return seen
+    return seen, plans
+
+
+def interrupted(made, **how):
+    """Train with a resume in the middle of epoch 4, and return all that is known of it."""
+    stopped, resumed = made(), made()
+    before, plans = train(stopped, (4, 2), **how)
+    careless = refusal(stopped.state_dict)
+    stopped.synchronize()
+    state = stopped.state_dict()
+    resumed.load_state_dict(state)
+    position = dataclasses.asdict(resumed.position)
+    after, later = train(resumed, **how)
+    return {
+        "seen": before + after,
+        "plans": plans | later,
+        "learned": resumed.state_dict()["learned"],
+        "counts": resumed.counts,
+        "careless": careless,
+        "state": state,
+        "position": position,
+    }
 
 
 def ranks(rank, folder):
     early = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
     with gloo_group(rank, folder, WORLD):
         pruner = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
-        seen = train(pruner)
-        whole = {"seen": seen, "counts": pruner.counts}
-
-        stopped = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
-        before = train(stopped, upto=4, stop_after=2)
-        careless = refusal(stopped.state_dict)
-        stopped.synchronize()
-        resumed = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
-        resumed.load_state_dict(stopped.state_dict())
-        after = train(resumed)
-        torch.save(
-            {
-                **whole,
-                "careless": careless,
-                "state": stopped.state_dict(),
-                "resumed_seen": before + after,
-                "resumed_counts": resumed.counts,
-                "others": {name: interrupted(policy) for name, policy in OTHERS.items()},
-                "observed": observed(),
-                "recorded_differently": recorded_differently(rank),
-                "nonfinite": nonfinite_losses(rank),
-                "refused": refused(rank),
-                "sharded": sharded(rank),
-                "left_out": left_out(rank),
-                "left_out_on_one": left_out_on_one(rank),
-                "warned": [
-                    warnings_of(early),
-                    warnings_of(unsharded()),
-                    warnings_of(shared(), every=2),
-                    warnings_of(unsharded(2 * BATCH), every=2),
-                ],
-            },
-            f"{folder}/rank{rank}.pt",
-        )
-
-
-def refusal(call):
-    """Return the message with which a call is refused; None if it is not."""
-    try:
-        call()
-    except InputError as error:
-        return str(error)
+        seen, _ = train(pruner)
+        warned = [
+            warnings_of(early),
+            warnings_of(unsharded()),
+            warnings_of(shared(), every=2),
+            warnings_of(unsharded(2 * BATCH), every=2),
+        ]
+        results = {
+            "seen": seen,
+            "counts": pruner.counts,
+            "resumed": interrupted(partial(fp.Pruner, N, POLICY, seed=1, batch_size=BATCH)),
+            "others": {name: interrupted(partial(other, name)) for name in OTHERS},
+            "observed": observed(),
+            "recorded_differently": recorded_differently(rank),
+            "nonfinite": nonfinite_losses(rank),
+            "refused": refused(rank),
+            "sharded": interrupted(unsharded, shard=slice(rank, None, WORLD)),
+            "promised": [unsharded().batches(epoch) for epoch in range(EPOCHS)],
+            "total_steps": unsharded().total_steps(),
+            "left_out": left_out(rank),
+            "warned": warned,
+        }
+        torch.save(results, f"{folder}/rank{rank}.pt")
 
 
 OTHERS = {
@@ -98,24 +102,8 @@ OTHERS = {
 }
 
 
-def interrupted(policy, batch=BATCH):
-    """Train with a policy, with a resume in the middle of an epoch, and return what it learned."""
-    options: Any = {"seed": 1, "batch_size": batch}
-    stopped, resumed = (fp.Pruner(OWN_N, policy, **options) for _ in range(2))
-    plans = {}
-    for pruner, stop in ((stopped, (4, 2)), (resumed, None)):
-        if stop is None:
-            stopped.synchronize()
-            pruner.load_state_dict(stopped.state_dict())
-        for epoch in pruner.epochs():
-            plans[epoch] = pruner.plan.kept.tolist()
-            for number, indices in enumerate(pruner.sampler.order().split(batch)):
-                if (epoch, number) == stop:
-                    break
-                pruner.record(indices, losses_of(epoch, indices))
-            if stop is not None and epoch == stop[0]:
-                break
-    return {"plans": plans, "learned": resumed.state_dict()["learned"]}
+def other(name, batch=BATCH):
+    return fp.Pruner(OWN_N, OTHERS[name], seed=1, batch_size=batch)
 
 
 class Remembers(fp.FullData):
@@ -204,47 +192,8 @@ def refused(rank):
         fp.Pruner(N, POLICY, batch_size=BATCH + rank),
         fp.Pruner(N, fp.Adaptive(EPOCHS, save=0.3 + 0.1 * rank), batch_size=BATCH),
     ]
-    messages = []
-    for pruner in pruners:
-        try:
-            train(pruner)
-        except InputError as error:
-            messages.append(str(error))
-    try:
-        fp.Pruner(N, POLICY, num_replicas=4)
-    except InputError as error:
-        messages.append(str(error))
-    return messages
-
-
-def sharded(rank):
-    """Train as with a framework that gives every second batch to each rank, with a resume."""
-    made = functools.partial(fp.Pruner, N, POLICY, seed=1, batch_size=BATCH, sharded_by_loader=True)
-    stopped, resumed = made(), made()
-    promised = [stopped.batches(epoch) for epoch in range(EPOCHS)]
-    seen = []
-    for pruner, stop in ((stopped, (4, 2)), (resumed, None)):
-        if stop is None:
-            careless = refusal(stopped.state_dict)
-            stopped.synchronize()
-            pruner.load_state_dict(stopped.state_dict())
-            position = pruner.position
-        for epoch in pruner.epochs():
-            for number, indices in enumerate(pruner.sampler.order().split(BATCH)[rank::WORLD]):
-                if (epoch, number) == stop:
-                    break
-                pruner.record(indices, losses_of(epoch, indices))
-                seen.append((epoch, indices.tolist()))
-            if stop is not None and epoch == stop[0]:
-                break
-    return {
-        "seen": seen,
-        "counts": resumed.counts,
-        "promised": promised,
-        "total_steps": resumed.total_steps(),
-        "careless": careless,
-        "position": dataclasses.asdict(position),
-    }
+    calls = [partial(train, pruner) for pruner in pruners]
+    return [refusal(call) for call in (*calls, partial(fp.Pruner, N, POLICY, num_replicas=4))]
 
 
 def left_out(rank):
@@ -285,17 +234,6 @@ def left_out(rank):
     return {"seen": seen, "due": due}
 
 
-def left_out_on_one(rank):
-    """Leave samples out on the first rank alone, and return how many all ranks loaded before."""
-    framework = fp.Pruner(64, fp.FullData(1), batch_size=4, sharded_by_loader=True, seed=1)
-    framework.start_epoch(0)
-    for number, indices in enumerate(framework.sampler.order().split(4)[rank:6:2]):
-        taken = indices[: len(indices) - 2 * (rank == 0 and number == 1)]
-        framework.record(taken, torch.ones(len(taken)))
-    framework.synchronize()
-    return framework.state_dict()["progress"]["done"]
-
-
 def unsharded(batch_size=BATCH):
     """Return a pruner that leaves sharding to a framework that does not exist."""
     return fp.Pruner(N, POLICY, seed=1, batch_size=batch_size, sharded_by_loader=True)
@@ -323,58 +261,52 @@ def warnings_of(pruner, every=1):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(fast_spawn, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    spawn(ranks, args=(str(folder),), nprocs=WORLD)
-    return [torch.load(folder / f"rank{r}.pt", weights_only=True) for r in range(WORLD)]
+def two_ranks(spawned):
+    return spawned(ranks, WORLD)
 
 
-def test_two_ranks_count_as_one_process_with_the_doubled_batch(two_ranks):
+def joined(first, second):
+    """Return the (epoch, samples) of the batches of both ranks together."""
+    pairs = zip(first["seen"], second["seen"], strict=True)
+    return [(epoch, sorted(mine + theirs)) for (epoch, mine), (_, theirs) in pairs]
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    """What one process with the doubled batch trains, and its counts."""
+    pruner = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH * WORLD)
+    seen, _ = train(pruner, batch=BATCH * WORLD)
+    return [(epoch, sorted(indices)) for epoch, indices in seen], pruner.counts
+
+
+def test_two_ranks_count_as_one_process_with_the_doubled_batch(two_ranks, one_process):
     first, second = two_ranks
-
-    one = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH * WORLD)
-    expected = []
-    for epoch in one.epochs():
-        for indices in one.sampler.order().split(BATCH * WORLD):
-            one.record(indices, losses_of(epoch, indices))
-            expected.append((epoch, sorted(indices.tolist())))
-
-    assert torch.equal(first["counts"], second["counts"])
-    assert one.counts is not None
-    assert torch.equal(first["counts"], one.counts)
-    joined = [
-        (epoch, sorted(mine + theirs))
-        for (epoch, mine), (_, theirs) in zip(first["seen"], second["seen"], strict=True)
-    ]
-    assert joined == expected
-
+    expected, counts = one_process
+    assert joined(first, second) == expected
     # Both ranks stopped in the middle of a pruning epoch after synchronize(), and were resumed.
     assert POLICY.schedule.prunes(4) or POLICY.schedule.prunes(3)
-    assert one.counts is not None
-    for rank in (first, second):
-        assert rank["resumed_seen"] == rank["seen"]
-        assert torch.equal(rank["resumed_counts"], one.counts)
-
+    for rank in two_ranks:
+        assert rank["resumed"]["seen"] == rank["seen"]
+        assert torch.equal(rank["counts"], counts)
+        assert torch.equal(rank["resumed"]["counts"], counts)
+        # Without synchronize(), no state is made.
+        assert "synchronize" in rank["resumed"]["careless"]
     # The same state resumes in one process, which trains the rest of the epoch.
-    alone = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH * WORLD)
-    alone.load_state_dict(first["state"])
-    for epoch in alone.epochs():
-        for indices in alone.sampler.order().split(BATCH * WORLD):
-            alone.record(indices, losses_of(epoch, indices))
-    assert alone.counts is not None
-    assert one.counts is not None
-    assert torch.equal(alone.counts, one.counts)
-
-    # Without synchronize(), no state is made.
-    assert "synchronize" in first["careless"]
+    alone: Any = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH * WORLD)
+    alone.load_state_dict(first["resumed"]["state"])
+    train(alone, batch=BATCH * WORLD)
+    assert torch.equal(alone.counts, counts)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_ranks_learn_the_same_as_one_process_with_the_doubled_batch(two_ranks, name):
-    alone = interrupted(OTHERS[name], batch=BATCH * WORLD)
+    batch = BATCH * WORLD
+    alone = interrupted(partial(other, name, batch), batch=batch)
     assert len({len(kept) for kept in alone["plans"].values()}) > 1
     for rank in two_ranks:
-        torch.testing.assert_close(rank["others"][name], alone, rtol=0, atol=0, equal_nan=True)
+        for what in ("plans", "learned"):
+            ours = rank["others"][name][what]
+            torch.testing.assert_close(ours, alone[what], rtol=0, atol=0, equal_nan=True)
 
 
 def test_every_rank_learns_the_largest_loss_of_a_sample_and_any_mark(two_ranks):
@@ -409,24 +341,18 @@ def test_ranks_that_would_train_by_different_plans_are_refused(two_ranks):
         assert "expected rank together with num_replicas=4" in replicas
 
 
-def test_batches_that_a_framework_shards_count_as_those_of_one_process(two_ranks):
-    one = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH * WORLD)
-    expected = [(epoch, sorted(indices)) for epoch, indices in train(one, batch=BATCH * WORLD)]
-    first, second = (rank["sharded"] for rank in two_ranks)
-    joined = [
-        (epoch, sorted(mine + theirs))
-        for (epoch, mine), (_, theirs) in zip(first["seen"], second["seen"], strict=True)
-    ]
-    assert joined == expected
-    assert one.counts is not None
-    for rank in (first, second):
-        assert torch.equal(rank["counts"], one.counts)
-        assert rank["total_steps"] == one.total_steps() == len(expected)
+def test_batches_that_a_framework_shards_count_as_those_of_one_process(two_ranks, one_process):
+    expected, counts = one_process
+    assert joined(*(rank["sharded"] for rank in two_ranks)) == expected
+    for rank in two_ranks:
+        assert rank["total_steps"] == len(expected)
         assert rank["promised"] == [
             sum(epoch == number for number, _ in expected) for epoch in range(EPOCHS)
         ]
-        assert rank["position"] == {"epoch": 4, "batches": 2, "samples": 2 * BATCH}
-        assert "synchronize" in rank["careless"]
+        sharded = rank["sharded"]
+        assert torch.equal(sharded["counts"], counts)
+        assert sharded["position"] == {"epoch": 4, "batches": 2, "samples": 2 * BATCH}
+        assert "synchronize" in sharded["careless"]
 
 
 def test_samples_that_are_left_out_of_sharded_batches_count_as_loaded(two_ranks):
@@ -437,10 +363,6 @@ def test_samples_that_are_left_out_of_sharded_batches_count_as_loaded(two_ranks)
     assert times[readable].min() == 1
     assert times[~readable].max() == 0
     assert times.sum() < readable.sum() + WORLD * BATCH  # The last batches are filled.
-
-
-def test_samples_that_one_rank_alone_left_out_count_as_loaded(two_ranks):
-    assert two_ranks[0]["left_out_on_one"] == 24
 
 
 def test_ranks_that_all_train_everything_or_share_twice_are_refused(two_ranks):

@@ -9,8 +9,7 @@ import random
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +17,13 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from test_report import parse_strictly
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
 import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
-from fineprune.labels.dataset_attributes import classes_of, keys_of
 from fineprune.labels.review_page import Samples, review_document, review_section
 from fineprune.labels.sample_view import view_of
 from fineprune.runs.training_set import read_training_set
@@ -78,7 +76,7 @@ def test_a_page_draws_no_random_number_of_the_user(watch, tmp_path):
         before()
         return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
 
-    class Augmented(Named):
+    class Augmented(list[Any]):
         def __getitem__(self, index):
             x, y = super().__getitem__(index)
             return x * random.random() * np.random.rand() * torch.rand(()), y  # noqa: NPY002
@@ -143,97 +141,6 @@ def test_a_page_stays_small_and_says_what_it_leaves_out(watch, tmp_path, monkeyp
         assert (said in text) == (shown < 15)
 
 
-class Named(Dataset[Any]):
-    """Samples, and the names of their classes."""
-
-    classes: Any = ("cats", "dogs", "birds")
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
-
-
-class Folder(Named):
-    """Samples with the attributes of torchvision's ``ImageFolder``."""
-
-    root = "images/train"
-    keys: Any = None
-
-    def __init__(self, samples):
-        super().__init__(samples)
-        paths = (f"images/train/{self.classes[y]}/{i}.png" for i, (_, y) in enumerate(samples))
-        self.samples = list(zip(paths, (y for _, y in samples), strict=True))
-        self.pictures = [x for x, _ in samples]
-
-    def __getitem__(self, index):
-        return self.pictures[index], self.samples[index][1]
-
-
-def test_the_files_of_an_image_folder_are_its_keys(watch, tmp_path):
-    folder = Folder(pictures())
-    first = int(watch.suspects()[0][0])
-    key = f"{folder.classes[folder.samples[first][1]]}/{first}.png"
-    for data in (folder, fp.Indexed(folder), Subset(folder, range(N))):
-        watch.page(tmp_path / "audit.html", data, most=3)
-        assert f"{key} ({first})" in (tmp_path / "audit.html").read_text(encoding="utf-8")
-    watch.page(tmp_path / "audit.html", data, keys=[f"no {i}" for i in range(N)], most=3)
-    assert f"no {first} ({first})" in (tmp_path / "audit.html").read_text(encoding="utf-8")
-    assert keys_of(Subset(folder, [2, 0])) == ["cats/2.png", "dogs/0.png"]
-    assert keys_of(Subset(folder, [2, 2])) is None
-    folder.keys = ["image", "label"]  # Of columns, and not of samples.
-    assert keys_of(Subset(folder, [2, 0])) is None
-    watch.page(tmp_path / "audit.html", folder, most=3)
-    assert f"{key} (" not in (tmp_path / "audit.html").read_text(encoding="utf-8")
-    folder.keys = 7  # Something else.
-    assert keys_of(Subset(folder, [2, 0])) == ["cats/2.png", "dogs/0.png"]
-    folder.keys = None
-    folder.root = "elsewhere"
-    assert keys_of(folder) is None
-
-
-def part_of_named(samples):
-    return fp.Indexed(Subset(Named(samples), range(N)))
-
-
-class Table(Named):
-    """Samples with the attribute of a data set of Hugging Face."""
-
-    classes = None
-    features: ClassVar = {"image": None, "label": SimpleNamespace(names=["cats", "dogs", "birds"])}
-
-
-@pytest.mark.parametrize("made", [list, Named, part_of_named, Table])
-def test_the_names_of_the_classes_are_those_of_the_data_set(made, watch, tmp_path):
-    watch.page(tmp_path / "audit.html", made(pictures()), most=3)
-    named = "birds" in (tmp_path / "audit.html").read_text(encoding="utf-8")
-    assert named == (made is not list)
-
-
-def test_a_wrapper_that_merges_classes_has_no_names():
-    merging: Any = Named(pictures())
-    merging.class_to_idx = {name: number for number, name in enumerate(merging.classes)}
-    merging.target_transform = bool
-    assert classes_of(merging, 2) is None
-
-
-def test_names_follow_a_target_transform_that_renumbers_the_classes():
-    """Folders named 1 to 10 are sorted as 1, 10, 2, and their labels are made numbers."""
-    folders: Any = Named(pictures())
-    folders.classes = ["1", "10", "2"]
-    folders.class_to_idx = {"1": 0, "10": 1, "2": 2}
-    folders.target_transform = lambda target: [0, 2, 1][target]
-    assert classes_of(folders, 3) == ["1", "2", "10"]
-    # Numbers that are others each time tell no order.
-    once = iter([2, 1, 0, 0, 1, 2])
-    folders.target_transform = lambda target: next(once)
-    assert classes_of(folders, 3) is None
-
-
 def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"dataset": [0, 1]}, "a data set of 60 samples, got one of 2"),
@@ -241,6 +148,10 @@ def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):
         ({"keys": ["a"]}, "a list of keys of 60 samples, got one of 1"),
         ({"names": ["a", "b"]}, "the names of 3 classes, .* got 2"),
         ({"names": {"a", "b", "c"}}, "the names of the classes as a list .* got a set"),
+        ({"names": ["a", "b", "c", "d"]}, r"the names of 3 classes, .* got 4"),
+        ({"names": dict(enumerate("abcd"))}, r"the names of 3 classes, .* got 4"),
+        ({"names": {1: "a", 2: "b", 3: "c"}}, "from 0, got 3, the first for class 1"),
+        ({"names": {"cats": 0}}, "numbered from 0, got 1, .* class cats"),
     ]
     for arguments, message in wrong:
         with pytest.raises(InputError, match=message):
@@ -275,16 +186,17 @@ def test_labels_that_were_never_recorded_are_those_of_the_data_set(tmp_path):
 
 def test_names_in_a_dict_belong_to_their_numbers(watch, tmp_path):
     page = tmp_path / "audit.html"
-    names: Any
+    names: dict[Any, str]
     for names in ({0: "cats", 1: "dogs", 2: "birds"}, {"2": "birds", "1": "dogs", "0": "cats"}):
         watch.page(page, names=names)
         assert '"classes": ["cats", "dogs", "birds"]' in page.read_text(encoding="utf-8")
-    for names, given in (
-        ({1: "a", 2: "b", 3: "c"}, "3, the first for class 1"),
-        ({"cats": 0}, "1, .* class cats"),
-    ):
-        with pytest.raises(InputError, match=f"3 classes, numbered from 0, got {given}"):
-            watch.page(page, names=names)
+
+
+def shown(item):
+    """Return the picture that the page shows of an item."""
+    uri, text = view_of(item)
+    assert text is None
+    return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
 
 
 @pytest.mark.parametrize(
@@ -296,10 +208,7 @@ def test_names_in_a_dict_belong_to_their_numbers(watch, tmp_path):
     ],
 )
 def test_a_picture_has_the_pixels_of_the_sample(item):
-    uri, text = view_of((item, 5))
-    assert text is None
-    shown = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
-    pixels = np.asarray(shown).transpose(2, 0, 1).astype(np.float64)
+    pixels = np.asarray(shown((item, 5))).transpose(2, 0, 1).astype(np.float64)
     expected = np.arange(48).reshape(3, 4, 4).astype(np.float64)
     if torch.is_tensor(item) and item.is_floating_point():
         expected = np.round(expected / 47 * 255)
@@ -307,9 +216,7 @@ def test_a_picture_has_the_pixels_of_the_sample(item):
 
 
 def corner_of(image):
-    uri, _ = view_of(image)
-    shown = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
-    return [np.asarray(shown.convert("L"))[place, place] for place in (0, -1)]
+    return [np.asarray(shown(image).convert("L"))[place, place] for place in (0, -1)]
 
 
 @pytest.mark.parametrize("largest", [1.0, 4_000.0, 60_000.0])
@@ -322,9 +229,7 @@ def test_pictures_of_numbers_are_scaled_to_what_can_be_seen(kind, largest):
     assert corner_of(Image.fromarray(numbers)) == [0, 255]
     if largest > 255:
         for item in (numbers, torch.from_numpy(numbers), Image.fromarray(numbers)):
-            uri, _ = view_of((item, 0))
-            shown = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
-            assert np.unique(np.asarray(shown)).tolist() == [0, 128, 255]
+            assert np.unique(np.asarray(shown((item, 0)))).tolist() == [0, 128, 255]
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
@@ -338,9 +243,7 @@ def test_what_is_transparent_is_grey(mode):
 
 def test_large_pictures_are_reduced_and_other_samples_are_texts():
     for item in (torch.rand(3, 300, 200), Image.new("RGB", (200, 300))):
-        uri, _ = view_of(item)
-        image = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
-        assert image.size == (64, 96)
+        assert shown(item).size == (64, 96)
     assert view_of({"sentence": "hello", "label": 1}) == (None, "hello")
     assert view_of(torch.tensor([1, 2]))[1] == "tensor([1, 2])"
     assert len(view_of("x" * 5000)[1] or "") < 2100

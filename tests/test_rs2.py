@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fineprune as fp
-from fineprune.errors import InputError
 from fineprune.pruning.random_streams import stream
 
 
@@ -94,17 +93,3 @@ def test_it_needs_no_losses_and_stores_nothing():
     pruner = fp.Pruner(50, fp.RS2(4, 0.3))
     assert not pruner.policy.needs_losses
     assert pruner.state_dict()["learned"] == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"epochs": 0}, "expected epochs"),
-        ({"epochs": 3, "save": 0.0}, r"expected save as a share in \(0, 1\), got 0.0"),
-        ({"epochs": 3, "save": 1}, r"expected save as a share in \(0, 1\), got 1"),
-        ({"epochs": 3, "replacement": "yes"}, "expected replacement as True or False, got 'yes'"),
-    ],
-)
-def test_wrong_settings_are_refused(arguments, message):
-    with pytest.raises(InputError, match=message):
-        fp.RS2(**arguments)

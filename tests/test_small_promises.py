@@ -1,6 +1,5 @@
 """Small promises of ``Pruner`` that the larger tests would not notice if they were broken."""
 
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -46,13 +44,6 @@ def test_an_incomplete_last_batch_is_trained_after_a_resume_unless_it_is_dropped
     resumed = new()
     resumed.load_state_dict(stopped.state_dict())
     assert next(iter(resumed.epochs())) == (0 if last else 1)
-
-
-def test_an_epoch_that_is_read_and_not_recorded_counts_with_its_planned_steps():
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
-    for _ in pruner.epochs():
-        assert len(list(pruner.sampler)) == N
-    assert pruner.steps_done == EPOCHS * 3
 
 
 def test_an_epoch_takes_the_padding_of_its_last_batch_and_no_sample_more():
@@ -199,40 +190,7 @@ def steps_of_a_training(pruner, most=None):
     return steps
 
 
-def test_a_pruner_can_be_pickled_while_its_loader_is_in_use():
-    pruner = fp.Pruner(TensorDataset(torch.zeros(N)), fp.FullData(EPOCHS), batch_size=4)
-    loader = pruner.loader()
-    again = pickle.loads(pickle.dumps(pruner))
-    assert len(list(again.loader())) == len(list(loader)) == N // 4
-
-
-def test_what_is_set_on_an_indexed_data_set_is_set_on_its_own():
-    data = TensorDataset(torch.zeros(N))
-    indexed = fp.Indexed(data)
-    indexed.tensors = (torch.ones(N),)
-    assert data.tensors[0].sum() == indexed[0][1][0] * N == N
-
-
 # A line was forgotten
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("data/train", "got str: give a data set"),
-        (DataLoader(TensorDataset(torch.zeros(9))), "got DataLoader: give loader.dataset"),
-        ([torch.zeros(9, 2), torch.zeros(9)], r"got list: give .* TensorDataset\(x, y\)"),
-    ],
-)
-def test_what_is_no_data_set_is_refused(given, message):
-    with pytest.raises(TypeError, match=message):
-        fp.Pruner(given, fp.FullData(EPOCHS))
-
-
-def test_the_whole_checkpoint_is_no_state():
-    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
-    with pytest.raises(InputError, match=r"the keys \['model', 'pruner'\]: give what pruner.state"):
-        pruner.load_state_dict({"model": {}, "pruner": pruner.state_dict()})
 
 
 # Losses and indices of unusual kinds
@@ -248,50 +206,4 @@ def test_indices_of_any_integer_type_are_the_same_samples(dtype):
     assert pruners[1].position.samples == 4
 
 
-def test_no_epoch_may_skip_samples():
-    with pytest.raises(InputError, match="got none of 16: train more epochs"):
-        fp.AlignPrune(16, 0.3, anneal=1.0)
-
-
 # Labels that are watched
-
-
-TEXT: Any = ".3"
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda: fp.Adaptive(12, TEXT), "save as a share in [0, 1), got '.3'"),
-        (lambda: fp.RS2(12, TEXT), "save as a share in (0, 1), got '.3'"),
-        (lambda: fp.InfoBatch(12, prune=TEXT), "prune as a share in [0, 1), got '.3'"),
-        (lambda: fp.Adaptive(12, threshold=TEXT), "threshold as a score of at least 0, got '.3'"),
-        (lambda: fp.shorter([0.1] * 9, TEXT), "save as a share in [0, 1), got '.3'"),
-    ],
-)
-def test_numbers_that_are_texts_are_refused_in_one_line(call, said):
-    with pytest.raises(InputError, match=f"^expected {re.escape(said)}$"):
-        call()
-
-
-def test_an_index_before_the_first_sample_is_out_of_range():
-    assert fp.Indexed([4, 5])[-2] == (0, 4)
-    with pytest.raises(IndexError):
-        fp.Indexed([4, 5])[-3]
-
-
-def test_losses_that_are_not_dense_are_refused():
-    pruner = fp.Pruner(12, fp.Adaptive(2, 0.1, rates=[0.1, 0.1]), batch_size=4)
-    with pytest.raises(InputError, match=r"expected a dense tensor .* values.to_dense\(\)"):
-        pruner.record(torch.arange(4), torch.rand(4).to_sparse())
-
-
-def test_logits_of_the_inference_mode_are_copied():
-    watch, plain = (fp.LabelWatch(8, 3) for _ in range(2))
-    index, labels = torch.arange(8), torch.arange(8) % 3
-    for _ in range(3):
-        logits = torch.randn(8, 3)
-        plain.record(index, logits, labels)
-        with torch.inference_mode():
-            watch.record(index, logits + 0, labels)
-    assert torch.equal(watch.ranking().scores, plain.ranking().scores)

@@ -6,7 +6,6 @@ import pickle
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from gloo_group import gloo_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_streams import SIZES, Rows, keys, read, text_of
-from torch.multiprocessing.spawn import spawn
-from torch.utils.data import DataLoader, IterableDataset
+from resuming import whole_losses as losses_of
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fineprune as fp
@@ -39,10 +38,6 @@ RAW = [raw for shard in SIZES for _, raw in read(shard)]
 def made(index=INDEX, policy=None, **options):
     policy = policy or fp.FinePruning(SCHEDULE, prune=32)
     return fp.Pruner(len(index), policy, **{"seed": 3, "batch_size": BATCH, **options})
-
-
-def losses_of(epoch, index):
-    return ((index * 37 + epoch * 11) % 17).float()
 
 
 def train(pruner, loader, upto=None):
@@ -110,6 +105,7 @@ def test_different_indices_have_different_numberings():
 @pytest.mark.parametrize(
     ("shards", "found", "message"),
     [
+        ({"x", "y"}, ["a"], r"in a fixed order, .* got a set.*sorted\("),
         (["x"], ["a", "b", "a"], "unique within a shard, got 'a' twice in shard 'x'"),
         (["x"], [1.5], "text or integers, got 1.5 in shard 'x'"),
         (["x"], [True], "text or integers, got True"),
@@ -471,7 +467,7 @@ def test_a_rank_continues_within_an_epoch_also_where_it_repeats():
         assert seen + run(state=state)[0] == expected
 
 
-def train_rank(rank, folder):
+def ranks_of_a_stream(rank, folder):
     torch.set_num_threads(1)
     with gloo_group(rank, folder):
         whole = made(batch_size=4)
@@ -482,24 +478,8 @@ def train_rank(rank, folder):
         second.load_state_dict(first.state_dict())
         seen = before + train(second, loader_of(second, buffer=5))
         results = expected, seen, whole.counts.tolist(), second.counts.tolist()
-        torch.save(results, f"{folder}/{rank}.pt")
-
-
-def test_two_ranks_count_the_same_and_continue(tmp_path, fast_spawn):
-    spawn(train_rank, (str(tmp_path),), nprocs=2)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for expected, seen, counts, resumed_counts in ranks:
-        assert seen == expected
-        assert len(seen) == made(batch_size=4, num_replicas=2, rank=0).total_steps()
-        assert counts == resumed_counts == ranks[0][2]
-    both = [set(of_epoch(expected, 0)) for expected, *_ in ranks]
-    assert not both[0] & both[1]
-
-
-def train_other_order(rank, folder):
-    """Each rank lists the shards in an order of its own, as the nodes of a cluster may do."""
-    torch.set_num_threads(1)
-    with gloo_group(rank, folder):
+        torch.save(results, f"{folder}/rank{rank}.pt")
+        # Each rank lists the shards in an order of its own, as the nodes of a cluster may do.
         index = KeyIndex.scan(list(SIZES)[:: 1 - 2 * rank], keys)
         pruner = made(index, batch_size=4)
         loader = PrunedStream(pruner, index, read).loader(collate_fn=list)
@@ -508,8 +488,14 @@ def train_other_order(rank, folder):
         assert pruner.position.epoch == 0
 
 
-def test_ranks_with_other_numbers_for_the_samples_are_refused(tmp_path, fast_spawn):
-    spawn(train_other_order, (str(tmp_path),), nprocs=2)
+def test_two_ranks_count_the_same_and_continue_and_need_the_same_index(spawned):
+    ranks = spawned(ranks_of_a_stream, 2)
+    for expected, seen, counts, resumed_counts in ranks:
+        assert seen == expected
+        assert len(seen) == made(batch_size=4, num_replicas=2, rank=0).total_steps()
+        assert counts == resumed_counts == ranks[0][2]
+    both = [set(of_epoch(expected, 0)) for expected, *_ in ranks]
+    assert not both[0] & both[1]
 
 
 def test_a_rank_that_repeats_few_samples_says_what_is_left_out():
@@ -617,15 +603,6 @@ def test_stored_numbers_are_checked(ids, message):
         list(wrong.loader())
 
 
-@pytest.mark.parametrize(("listed", "given", "said"), [(str, int, "0"), (int, str, "'0'")])
-def test_keys_of_another_type_are_other_keys(listed, given, said):
-    index = KeyIndex.scan(["x"], lambda _: map(listed, range(4)))
-    pruner = made(index, fp.FullData(1), batch_size=2)
-    stream = PrunedStream(pruner, index, lambda _: ((given(i), i) for i in range(4)))
-    with pytest.raises(InputError, match=f"at place 0 the key {said}, which is not listed"):
-        list(stream.loader())
-
-
 # --- what is refused --------------------------------------------------------------------------
 
 
@@ -669,21 +646,6 @@ def test_a_rank_alone_leaves_out_only_what_is_dropped():
     stream = PrunedStream(pruner, INDEX, read)
     record_all(pruner, stream.loader(collate_fn=list))  # A warning would be an error.
     assert stream.coverage() == Coverage(missed=0, repeated=0)
-
-
-def test_shards_without_an_order_are_refused():
-    shards: Any = {"a", "b"}
-    with pytest.raises(InputError, match=r"in a fixed order, .* got a set.*sorted\("):
-        KeyIndex.scan(shards, keys)
-
-
-def test_a_pruner_of_a_stream_of_unknown_length_is_refused():
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(3))
-
-    with pytest.raises(TypeError, match=r"fineprune\.streams"):
-        fp.Pruner(Stream(), fp.FullData(1), batch_size=1)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,8 @@ class ScaleRow:
         speedup: The throughput divided by that of the baseline.
         efficiency: The speedup divided by the accelerators per accelerator of the baseline. If all
             nodes have as many, this is the speedup by node of [D] Tables 1 and 2.
-        accuracy_last: The accuracy after the last epoch, as a fraction.
+        accuracies: The accuracy of each run after its last epoch, as a fraction.
+        accuracy_last: Their mean.
         accuracy_deviation: Its standard deviation over the seeds; None for one.
         seconds: The training time, in seconds.
         target_loss: The mean training loss to reach; None if it is not given and a configuration
@@ -116,6 +117,7 @@ class ScaleRow:
     throughput_high: float
     speedup: float
     efficiency: float
+    accuracies: tuple[float, ...]
     accuracy_last: float
     accuracy_deviation: float | None
     seconds: float
@@ -191,6 +193,7 @@ def _row(group: Sequence[Scaled], base: Sequence[Scaled], target_loss: float | N
         throughput_high=float(high),
         speedup=speedup,
         efficiency=speedup * base[0].configuration.accelerators / config.accelerators,
+        accuracies=tuple(accuracies),
         accuracy_last=statistics.mean(accuracies),
         accuracy_deviation=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         seconds=statistics.mean(run.summary.seconds_train for run in runs),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fineprune.experiments.arm_table import Difference, mean_difference
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.planner import Cluster, costs_of_runs, predicted_speed
 from fineprune.experiments.scale_table import ScaleRow, Scaling
@@ -126,8 +127,13 @@ def _of_throughput(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
         )
 
 
+def _decided(difference: Difference) -> str:
+    if difference.low is None or difference.high is None or difference.low <= 0 <= difference.high:
+        return "open"
+    return _yes(difference.mean < 0)
+
+
 def _of_stale_gradients(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
-    one = next((row for row in rows if row.configuration == "one"), None)
     stale = [row for row in rows if (row.staleness_mean or 0) > 0.1]
     for row in stale:
         groups, mean = row.workers // row.per_node, row.staleness_mean or 0
@@ -137,14 +143,26 @@ def _of_stale_gradients(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
             decimal(mean, 2),
             _yes(abs(mean - (groups - 1)) < 0.1 * (groups - 1)),
         )
-    if one is not None and stale:
-        loss = statistics.fmean(row.accuracy_last for row in stale) - one.accuracy_last
+    # As in Table 3, relative to one node with as many accelerators; paired by seed.
+    alone = {row.per_node: row.accuracies for row in reversed(rows) if row.nodes == 1}
+    lost = [
+        [
+            with_stale - without
+            for with_stale, without in zip(row.accuracies, alone[row.per_node], strict=False)
+        ]
+        for row in stale
+        if row.per_node in alone
+    ]
+    if lost:
+        difference = mean_difference(
+            [statistics.fmean(of_seed) for of_seed in zip(*lost, strict=False)]
+        )
         theirs = statistics.fmean(row[1] for row in PAPER_LEARNING[1:]) - PAPER_LEARNING[0][1]
         yield Claim(
-            "Stale gradients: accuracy minus one process, points (Table 3)",
+            "Stale gradients: accuracy minus that of one node, points (Table 3)",
             f"{100 * theirs:+.1f}",
-            f"{100 * loss:+.1f}",
-            _yes(loss < 0) if one.seeds > 1 else "open",
+            difference.points(),
+            _decided(difference),
         )
     slower = [
         (row, row.speedup_to_target, row.speedup)
@@ -153,7 +171,7 @@ def _of_stale_gradients(rows: Sequence[ScaleRow]) -> Iterator[Claim]:
     ]
     for row, to_loss, speedup in slower[-1:]:
         yield Claim(
-            f"{row.configuration}: the speedup to a loss is below that of the throughput (Table 3)",
+            f"{row.configuration}: speedup to a loss below that of throughput (Table 3)",
             "4.73 below 6.52",
             f"{decimal(to_loss, 2)} and {decimal(speedup, 2)}",
             _yes((to_loss or 0) < (speedup or 0)),
