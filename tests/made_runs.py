@@ -258,6 +258,22 @@ def made_scaled(
     return Scaled(chosen, Run(folder, made, metrics, recipe))
 
 
+def three_scaled() -> list[Scaled]:
+    """Return the runs of a scaling experiment, the last of which skips samples in one epoch."""
+    report = {
+        "staleness": [2, 6, 2],
+        "dropped": 2,
+        "seconds": {"compute": 0.5, "pull": 0.25, "apply": 0.125},
+    }
+    return [
+        made_scaled("one", [9, 4, 4, 4], [3, 2, 1, 0.5]),
+        made_scaled("all-reduce 2", [9, 2, 2, 2], [3, 2.5, 1, 0.8]),
+        made_scaled(
+            "async 2+2 dedicated", [9, 2, 2.5, 4], [3, 0.5, 2, 0.9], pruned=[1], distributed=report
+        ),
+    ]
+
+
 def _train_size(recipe: Recipe) -> int:
     assert recipe.data.train_size is not None
     return recipe.data.train_size

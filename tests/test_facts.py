@@ -5,10 +5,9 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from typer.testing import CliRunner
+from commands import printed
 
 import fineprune as fp
-from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import facts_of_run
 from fineprune.runs.comparison import Comparison, ListedRun, write_comparison
@@ -87,26 +86,10 @@ def recipe(*changes):
 
 def test_plan_gives_them_for_a_finished_run(tmp_path):
     train(recipe(), tmp_path / "run")
-    shown = CliRunner().invoke(app, ["plan", str(tmp_path / "run")])
-    assert shown.exit_code == 0, shown.output
-    assert "of 128 labels" in shown.stdout
-    as_json = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), "--json"])
-    (told,) = json.loads(as_json.stdout)
-    assert told == {"run": str(tmp_path / "run"), "facts": shown.stdout.splitlines()}
-    for options in (["--save", "0.3"], ["--samples", "0"], ["training.epochs=3"]):
-        result = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), *options])
-        assert result.exit_code == 2
-        assert "expected the folder of a run without changes or other" in result.stderr
-
-
-def test_plan_needs_a_finished_run_with_evidence(tmp_path):
-    train(recipe("run.history=false"), tmp_path / "bare")
-    (tmp_path / "empty").mkdir()
-    for folder, message in (("bare", "a run with evidence.pt"), ("empty", "a finished run")):
-        result = CliRunner().invoke(app, ["plan", str(tmp_path / folder)])
-        assert result.exit_code == 2
-        assert f"expected {message}" in result.stderr
-        assert len(result.stderr.splitlines()) == 1
+    shown = printed("plan", tmp_path / "run")
+    assert "of 128 labels" in shown
+    (told,) = json.loads(printed("plan", tmp_path / "run", "--json"))
+    assert told == {"run": str(tmp_path / "run"), "facts": shown.splitlines()}
 
 
 def test_plan_gives_them_for_the_runs_of_a_comparison_that_kept_evidence(tmp_path):
@@ -115,6 +98,5 @@ def test_plan_gives_them_for_the_runs_of_a_comparison_that_kept_evidence(tmp_pat
         train(recipe(f"run.history={history}"), tmp_path / name)
     runs = tuple(ListedRun(arm=name[:-2], seed=0, path=name) for name in names)
     write_comparison(tmp_path, Comparison(title="c", sha256={}, arms=(), runs=runs))
-    shown = CliRunner().invoke(app, ["plan", str(tmp_path)])
-    assert shown.exit_code == 0, shown.output
-    assert shown.stdout.splitlines() == facts_of_run(read_run(tmp_path / "watched-0"))
+    shown = printed("plan", tmp_path)
+    assert shown.splitlines() == facts_of_run(read_run(tmp_path / "watched-0"))

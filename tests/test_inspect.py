@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import invoke, printed
 from PIL import Image
 from test_report import parse_strictly
-from typer.testing import CliRunner
 
 import fineprune as fp
-from fineprune.cli.main import app
 from fineprune.datasets import cifar
-from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.label_table import COLUMNS, label_table
@@ -54,7 +52,7 @@ def full(tmp_path_factory):
 
 
 def inspect(*arguments):
-    return CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+    return invoke("inspect", *arguments)
 
 
 @pytest.fixture
@@ -64,8 +62,7 @@ def table(tmp_path):
     def write(*arguments):
         path = tmp_path / "labels.csv"
         path.unlink(missing_ok=True)
-        result = inspect(*arguments, "--out", tmp_path / "page.html", "--labels", path)
-        assert result.exit_code == 0, result.output
+        printed("inspect", *arguments, "--out", tmp_path / "page.html", "--labels", path)
         return rows_of(path)
 
     return write
@@ -124,9 +121,7 @@ def test_each_card_shows_the_picture_of_its_sample(run, tmp_path):
 
 
 def test_the_evidence_of_several_runs_is_added_and_every_number_is_its_number(run, full, tmp_path):
-    both = inspect(full, run, "--out", tmp_path / "page.html", "--json")
-    assert both.exit_code == 0, both.output
-    shown = json.loads(both.stdout)
+    shown = json.loads(printed("inspect", full, run, "--out", tmp_path / "page.html", "--json"))
     inspected = read_inspected(read_runs([full, run]))
     visits = [read_inspected(read_runs([folder])).ranking.visits for folder in (full, run)]
     assert inspected.ranking.visits == pytest.approx(sum(visits))
@@ -256,15 +251,6 @@ def test_the_suspects_are_wrong_and_the_suggestions_are_right(full, table):
     assert sum(int(row["suggestion"]) == true[int(row["index"])] for row in wrong) >= 15
 
 
-def test_an_unedited_table_gives_the_labels_of_the_run(run, table, tmp_path):
-    table(run)
-    data = {**RECIPE["data"], "label_noise": None, "labels": str(tmp_path / "labels.csv")}
-    recipe = make_recipe({**RECIPE, "data": data})
-    np.testing.assert_array_equal(
-        load_data(recipe).train.labels, read_training_set(run, SAMPLES).trained_labels
-    )
-
-
 def test_suggestions_are_accepted_with_their_confidence(run, table, tmp_path):
     before, after = table(run), table(run, "--accept", 0.7)
     changed = 0
@@ -282,19 +268,6 @@ def test_suggestions_are_accepted_with_their_confidence(run, table, tmp_path):
     assert accepted == read_inspected(read_runs([run])).ranking.num_suspects
 
 
-def test_edits_are_read(run, table, tmp_path):
-    rows = table(run)
-    first, second = int(rows[0]["index"]), int(rows[1]["index"])
-    rows[0]["label"], rows[1]["label"] = "drop", "7"
-    path = tmp_path / "labels.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        written = csv.DictWriter(file, rows[0].keys())
-        written.writeheader()
-        written.writerows(rows)
-    labels = read_labels(path, [str(number) for number in range(10)], len(rows))
-    assert (labels[first], labels[second]) == (DROP, 7)
-
-
 def test_the_command_that_is_printed_trains_with_the_table(run, tmp_path):
     told = inspect(
         run, "--out", tmp_path / "page.html", "--labels", tmp_path / "labels.csv", "--json"
@@ -304,8 +277,7 @@ def test_the_command_that_is_printed_trains_with_the_table(run, tmp_path):
     assert program == "fineprune"
     short = ["training.epochs=1", "training.evaluate_every=1"]
     arguments[arguments.index("--out") + 1] = str(tmp_path / "again")
-    result = CliRunner().invoke(app, [*arguments, *short])
-    assert result.exit_code == 0, result.output
+    printed(*arguments, *short)
     np.testing.assert_array_equal(
         read_training_set(tmp_path / "again", SAMPLES).labels,
         read_training_set(run, SAMPLES).labels,
@@ -334,9 +306,7 @@ def test_no_table_is_written_whose_words_would_have_two_meanings(run):
 
 def test_facts_and_suspects_are_printed(run, tmp_path):
     page = tmp_path / "page.html"
-    result = inspect(run, "--out", page)
-    assert result.exit_code == 0, result.output
-    first, *lines, last = result.stdout.splitlines()
+    first, *lines, last = printed("inspect", run, "--out", page).splitlines()
     assert re.fullmatch(rf"\d+ of {SAMPLES} labels \(.*%\) are suspected: .*", first)
     assert sum(line.startswith("  suspect ") for line in lines) == 5
     assert last == f"page: {page}"
@@ -355,61 +325,11 @@ def test_a_page_without_suspects_says_so(tmp_path):
     assert "The 7 most suspicious samples are listed." in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--most", "0"], "expected --most to be at least 1, got 0"),
-        (["--out", "."], "expected --out to be a file, got the folder ."),
-        (["--accept", "0.9"], "expected --labels with --accept, got no table: add --labels"),
-        (["--labels", "l.csv", "--accept", "0"], "expected --accept above 0 and at most 1, got 0"),
-        (["--labels", "l.csv", "--accept", "nan"], "expected --accept above 0 and at most 1"),
-        (["--labels", "l.txt"], "expected a .csv file for --labels"),
-        (["--labels", "labels"], "give a name such as labels.csv"),
-        (["--labels", "x.csv", "--out", "x.csv"], "expected --out and --labels to be two files"),
-    ],
-)
-def test_wrong_options_are_refused(run, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    result = inspect(run, *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_table_that_may_have_been_edited_is_not_overwritten(run, tmp_path):
-    path = tmp_path / "labels.csv"
-    path.write_text("mine")
-    result = inspect(run, "--out", tmp_path / "page.html", "--labels", path)
-    assert result.exit_code == 2
-    assert "expected a new file for --labels" in result.stderr
-    assert path.read_text() == "mine"
-
-
-def test_a_comparison_without_runs_is_one_line(tmp_path):
-    (tmp_path / "compare.json").write_text('{"version": 2, "title": "t", "arms": [], "runs": []}')
-    result = inspect(tmp_path, "--out", tmp_path / "page.html")
-    assert "expected sha256 in" in result.output
-    assert result.output.count("\n") == 1
-    assert result.exit_code == 2
-
-
-def test_a_run_without_evidence_is_refused(tmp_path):
-    train(
-        make_recipe(RECIPE, ["run.history=false", "training.epochs=2", "pruning.policy=full"]),
-        tmp_path / "run",
-    )
-    result = inspect(tmp_path / "run", "--out", tmp_path / "page.html")
-    assert result.exit_code == 2
-    assert "expected a run with evidence.pt to know about its labels" in result.stderr
-    assert not (tmp_path / "page.html").exists()
-
-
 def test_a_report_shows_the_suspects_of_its_runs_folded(run, full, tmp_path):
     """Their number is that of ``inspect`` for the same runs, and their cards are the same."""
     page, report = tmp_path / "page.html", tmp_path / "report.html"
     inspect(full, run, "--out", page)
-    result = CliRunner().invoke(app, ["report", str(full), str(run), "--out", str(report)])
-    assert result.exit_code == 0, result.output
+    printed("report", full, run, "--out", report)
     texts = [path.read_text(encoding="utf-8") for path in (page, report)]
     number = read_inspected(read_runs([full, run])).ranking.num_suspects
     assert all(f"{number} of {SAMPLES} labels" in text for text in texts)
@@ -419,26 +339,22 @@ def test_a_report_shows_the_suspects_of_its_runs_folded(run, full, tmp_path):
     parse_strictly(texts[1])
 
 
-def test_the_evidence_of_other_labels_is_refused(run, tmp_path):
-    """As if the file of another run were in its folder."""
-    folder = tmp_path / "run"
-    shutil.copytree(run, folder)
-    labels = (read_training_set(run, SAMPLES).trained_labels + 1) % 10
-    watch = fp.LabelWatch(SAMPLES, 10)
-    watch.record(torch.arange(SAMPLES), torch.randn(SAMPLES, 10), torch.from_numpy(labels))
-    torch.save(watch.state_dict(), folder / "history/evidence.pt")
-    result = inspect(folder, "--out", tmp_path / "page.html")
-    assert result.exit_code == 2
-    assert "got that on others: the files are of different runs" in result.stderr
+def test_files_of_another_run_are_refused(run, tmp_path):
+    def refused(message):
+        result = inspect(folder, "--out", tmp_path / "page.html")
+        assert result.exit_code == 2
+        assert message in result.stderr
 
-
-def test_predictions_of_another_run_are_refused(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     file = folder / "history/evaluated.npy"
     labels, predictions = np.load(file)
     unknown = np.where(labels == predictions, predictions, 99)  # As accurate, but no classes.
     for others in ((labels, labels), (labels, unknown)):
         np.save(file, np.stack(others).astype(labels.dtype))
-        result = inspect(folder, "--out", tmp_path / "page.html")
-        assert result.exit_code == 2
-        assert "the file is damaged or of another run" in result.stderr
+        refused("the file is damaged or of another run")
+    file.unlink()
+    labels = (read_training_set(run, SAMPLES).trained_labels + 1) % 10
+    watch = fp.LabelWatch(SAMPLES, 10)
+    watch.record(torch.arange(SAMPLES), torch.randn(SAMPLES, 10), torch.from_numpy(labels))
+    torch.save(watch.state_dict(), folder / "history/evidence.pt")
+    refused("got that on others: the files are of different runs")

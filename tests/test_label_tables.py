@@ -2,17 +2,16 @@
 
 import csv
 import json
-import logging
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import printed
 from PIL import Image
 from torch.utils.data import Dataset
-from typer.testing import CliRunner
 
-from fineprune.cli.main import app
 from fineprune.datasets.label_file import read_labels
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import grouped
@@ -28,30 +27,20 @@ WRONG = 8  # Images in a wrong folder.
 
 
 def recipe(data, *changes, epochs=8):
+    training = {"epochs": epochs, "batch_size": 16, "lr": 0.02, "evaluate_every": epochs}
     settings = {
         "data": data,
-        "training": {
-            "epochs": epochs,
-            "batch_size": 16,
-            "lr": 0.02,
-            "evaluate_every": epochs,
-        },
+        "training": training,
         "pruning": {"policy": "full"},
         "run": {"device": "cpu", "threads": 1, "precision": "float32"},
     }
     return make_recipe(settings, changes)
 
 
-def command(*arguments):
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def labels_of(run, table, *options):
     """Write the table of the labels of a run."""
     page = table.with_name("page-of-table.html")
-    return command("inspect", run, "--out", page, "--labels", table, *options)
+    return printed("inspect", run, "--out", page, "--labels", table, *options)
 
 
 def rows_of(path):
@@ -70,12 +59,6 @@ def edit(path, change):
         table.writerows(rows)
 
 
-def refused(*arguments):
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    assert result.exit_code == 2, result.output
-    return result.stderr
-
-
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits") / "run"
@@ -91,39 +74,20 @@ def cache(tmp_path, monkeypatch):
 # -- after the run ---------------------------------------------------------------------------------
 
 
-def test_what_was_dropped_stays_dropped_and_later_edits_of_the_file_change_nothing(
-    digits, tmp_path
-):
-    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+def test_a_table_stays_that_of_the_training_whatever_changes_later(digits, tmp_path, monkeypatch):
+    """What was dropped stays dropped, and neither the file nor the folder is read again."""
+    first, second = tmp_path / "first.csv", tmp_path / "elsewhere/second.csv"
     labels_of(digits, first)
-
-    def drop(number, row):
-        if number < 9:
-            row["label"] = "drop"
-
-    edit(first, drop)
-    dropped = {row["index"] for row in rows_of(first)[:9]}
-    again = recipe({**DIGITS, "label_noise": None, "labels": str(first)}, epochs=2)
-    train(again, tmp_path / "again")
+    edit(first, lambda number, row: row.update(label="drop") if number < 9 else None)
     trained = {row["index"]: row["label"] for row in rows_of(first)}
+    monkeypatch.chdir(tmp_path)
+    train(recipe({**DIGITS, "label_noise": None, "labels": "first.csv"}, epochs=2), Path("again"))
     edit(first, lambda number, row: row.update(label=str((number + 1) % 10)))
+    second.parent.mkdir()
+    monkeypatch.chdir(second.parent)
     labels_of(tmp_path / "again", second)
     assert {row["index"]: row["label"] for row in rows_of(second)} == trained
-    assert {row["index"] for row in rows_of(second) if row["label"] == "drop"} == dropped
-
-
-def test_the_table_does_not_depend_on_the_data_that_are_there_now(digits, tmp_path, monkeypatch):
-    labels = tmp_path / "labels.csv"
-    labels_of(digits, labels)
-    monkeypatch.chdir(tmp_path)
-    data = {**DIGITS, "label_noise": None, "labels": "labels.csv"}
-    train(recipe(data, epochs=2), tmp_path / "run")
-    true = {row["index"]: row["label"] for row in rows_of(labels)}
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    labels_of(tmp_path / "run", elsewhere / "again.csv")
-    assert {row["index"]: row["label"] for row in rows_of(elsewhere / "again.csv")} == true
+    assert list(trained.values()).count("drop") == 9
 
 
 # -- one number of suspects ------------------------------------------------------------------------
@@ -141,8 +105,8 @@ def test_all_commands_count_the_same_suspects(digits, tmp_path):
     text = table.with_name("page-of-table.html").read_text(encoding="utf-8")
     assert text.count('<li class="card"') == number
     assert sum(float(row["score"] or -1) > 0 for row in rows_of(table)) == number
-    command("report", digits, "--out", page)
-    for each in (page.read_text(encoding="utf-8"), text, command("plan", digits)):
+    printed("report", digits, "--out", page)
+    for each in (page.read_text(encoding="utf-8"), text, printed("plan", digits)):
         assert f"{number} of 250 labels" in each
     # ``full`` suspects nothing by itself, but its logits were recorded.
     (row,) = found_rows(*grouped([read_run(digits)]))
@@ -182,7 +146,7 @@ def of_files(folder, tmp_path_factory):
     return run
 
 
-def test_a_table_of_image_files_names_their_paths_and_changes_nothing(of_files, folder, tmp_path):
+def test_a_table_of_image_files_names_their_paths_and_finds_them(of_files, folder, tmp_path):
     table = tmp_path / "labels.csv"
     said = labels_of(of_files, table)
     rows = rows_of(table)
@@ -190,20 +154,12 @@ def test_a_table_of_image_files_names_their_paths_and_changes_nothing(of_files, 
     # The folder of an image names its class, and its number says whether this is wrong.
     assert all(row["key"].split("/")[0] == row["label"] for row in rows)
     assert sum(int(row["key"][2:5]) < WRONG for row in rows[:10]) >= 5
-    again = load_data(recipe(files(folder, labels=str(table))))
-    before = load_data(recipe(files(folder)))
-    assert (again.train.labels == before.train.labels).all()
-    assert again.num_samples == 70
     assert f"  suspect {rows[0]['key']}: labelled {rows[0]['label']}" in said
-
-
-def test_a_table_finds_its_images_by_their_paths(of_files, folder, tmp_path):
-    table = tmp_path / "labels.csv"
-    labels_of(of_files, table)
     # As if images had been added in front: all indices have changed.
     edit(table, lambda number, row: row.update(index=str((int(row["index"]) + 1) % 90)))
     again = load_data(recipe(files(folder, labels=str(table))))
     assert (again.train.labels == load_data(recipe(files(folder))).train.labels).all()
+    assert again.num_samples == 70
     edit(table, lambda number, row: row.update(key="1/gone.png") if not number else None)
     with pytest.raises(InputError, match=r"expected the key of a training sample in line 2 .*gone"):
         load_data(recipe(files(folder, labels=str(table))))
@@ -211,24 +167,8 @@ def test_a_table_finds_its_images_by_their_paths(of_files, folder, tmp_path):
         read_labels(table, ["1", "2", "3"], 90)
 
 
-def test_numbers_of_classes_in_a_list_are_kept(folder, tmp_path, caplog):
-    pictures = sorted(folder.glob("*/*.png"))
-    lines = [f"{path},{7 if path.parent.name == '3' else 2}" for path in pictures]
-    (tmp_path / "list.csv").write_text("path,label\n" + "\n".join(lines) + "\n")
-    data = files(folder, train=str(tmp_path / "list.csv"), validation=10)
-    kept = load_data(recipe(data, "network.classes=9"))
-    assert set(np.asarray(kept.train.labels).tolist()) == {2, 7}
-    _, y = kept.train.open().batch(torch.arange(80), 0)
-    assert set(y.tolist()) == {2, 7}
-    assert set(torch.cat([y for _, (_, y) in kept.evaluation]).tolist()) <= {2, 7}
-    with caplog.at_level(logging.WARNING):
-        counted = load_data(recipe(data))
-    assert set(np.asarray(counted.train.labels).tolist()) == {0, 1}
-    assert "set network.classes above the largest label to keep the numbers" in caplog.text
-
-
 def review_of(page, *arguments):
-    command("inspect", *arguments, "--out", page)
+    printed("inspect", *arguments, "--out", page)
     text = page.read_text(encoding="utf-8")
     return text[text.index('<section id="review"') : text.index('id="review-data"')]
 
@@ -249,52 +189,29 @@ def test_the_review_shows_image_files_with_their_paths_and_classes(of_files, fol
     assert "<img" not in review
 
 
-def test_files_that_became_unreadable_do_not_stop_a_page(of_files, folder, tmp_path):
-    kept = {path: path.read_bytes() for path in folder.glob("*/*.png")}
-    try:
-        for path in kept:
-            path.write_bytes(b"no picture")
-        review = review_of(tmp_path / "page.html", of_files)
-        command("report", of_files, "--out", tmp_path / "report.html")
-    finally:
-        for path, content in kept.items():
-            path.write_bytes(content)
-    cards = review.count('<li class="card"')
-    assert review.count("This sample cannot be read") == cards > 0
-    assert "<img" not in review
-    assert "This sample cannot be read" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_images_that_were_renamed_or_added_do_not_hide_the_others(
+def test_files_that_were_renamed_or_became_unreadable_do_not_stop_a_page(
     of_files, folder, tmp_path, caplog
 ):
+    kept = {path: path.read_bytes() for path in folder.glob("*/*.png")}
     first = folder / "2/000.png"
     first.rename(first.with_name("another.png"))
     try:
-        review = review_of(tmp_path / "page.html", of_files)
+        renamed = review_of(tmp_path / "page.html", of_files)
+        for path in kept:
+            path.write_bytes(b"no picture")
+        unreadable = review_of(tmp_path / "page.html", of_files)
+        printed("report", of_files, "--out", tmp_path / "report.html")
     finally:
-        first.with_name("another.png").rename(first)
-    cards = review.count('<li class="card"')
-    assert review.count("This sample cannot be read") == 1
-    assert review.count("<img src=") == cards - 1
+        first.with_name("another.png").unlink()
+        for path, content in kept.items():
+            path.write_bytes(content)
+    cards = renamed.count('<li class="card"')
+    assert renamed.count("This sample cannot be read") == 1
+    assert renamed.count("<img src=") == cards - 1
     assert "1 of the 70 samples of the run no longer exist" in caplog.text
-
-
-# -- ambiguous tables ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "classes", "message"),
-    [
-        ("index,label,label\n0,a,b\n1,a,b\n", ["a", "b"], "one column for each of label and index"),
-        ("index,label\n0,drop\n1,a\n", ["a", "drop"], "expected no class that is named 'drop'"),
-    ],
-)
-def test_an_ambiguous_table_is_refused(tmp_path, text, classes, message):
-    path = tmp_path / "labels.csv"
-    path.write_text(text)
-    with pytest.raises(InputError, match=message):
-        read_labels(path, classes, 2)
+    assert unreadable.count("This sample cannot be read") == cards
+    assert "<img" not in unreadable
+    assert "This sample cannot be read" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 # -- data of the user's own ------------------------------------------------------------------------
@@ -322,18 +239,6 @@ class Shades(Dataset[tuple[torch.Tensor, int]]):
 
 def shades():
     return Shades(80), Shades(20, 80)
-
-
-def without_labels():
-    test = Shades(20, 80)
-    test.target_transform = lambda target: -100
-    return Shades(80), test
-
-
-def with_a_number():
-    both = shades()
-    both[0].classes = 3
-    return both
 
 
 def own(function, *changes, epochs=4, **data):
@@ -417,15 +322,3 @@ def test_own_data_that_have_changed_are_found_by_their_keys_or_said(tmp_path, mo
     assert not caplog.text
     assert page(backwards_without_keys) != before
     assert "returns other data than in the run, so the page may not show" in caplog.text
-
-
-def test_transformed_targets_are_the_classes_of_each_sample():
-    labels = load_data(own("shades", "pruning.policy=adaptive", "pruning.save=0.3")).train.labels
-    assert np.asarray(labels).tolist() == [0, 1] * 40
-
-
-def test_samples_without_a_label_and_a_number_of_classes_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"expected a class from 0 to 1 .* got '-100'"):
-        train(own("without_labels", epochs=1), tmp_path / "run")
-    with pytest.raises(InputError, match=r"at least two classes in .*: set network\.classes"):
-        load_data(own("with_a_number"))

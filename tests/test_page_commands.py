@@ -5,22 +5,19 @@ output of commands (``console``) and in scripts (``bash``), the commands of ``fi
 checked. In prose, those that name a recipe are.
 """
 
-import argparse
 import itertools
 import re
-import runpy
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import printed
 from typer.core import TyperGroup
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from fineprune.cli.main import VERBS as ALL_VERBS
 from fineprune.cli.main import app
@@ -57,6 +54,11 @@ WHY_NOT_TRAINED = {
     "long": "it takes minutes; test_cli.py trains this recipe on less data",
 }
 
+# The names of the runs and comparisons that pages report and inspect.
+NAMES_OF_RUNS = (
+    *("weak-labels", "digits-compare", "tutorial", "paper/lenet"),
+    *("quick-compare", "quick-adaptive"),
+)
 COMMAND = re.compile(r"(?:^|\s)fineprune [a-z]")
 FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TYPER = get_command(app)
@@ -77,7 +79,10 @@ def known(line):
 
 
 def commands():
-    """Yield (page, line) of each command."""
+    """Yield (page, line) of each command, also those in the help of a verb."""
+    for file in sorted((ROOT / "src/fineprune/cli").glob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        yield from ((file, line) for line in re.findall("Example: (fineprune .*)", text))
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for kind, block in FENCED.findall(text):
@@ -131,10 +136,10 @@ def trained(tmp_path_factory):
             (folder / name).write_text(recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        invoke("train", "recipes/weak-labels.toml", "--out", "runs/first", *tiny(64))
-        for name in ("weak-labels", "digits-compare", "tutorial", "paper/lenet"):
+        printed("train", "recipes/weak-labels.toml", "--out", "runs/first", *tiny(64))
+        for name in NAMES_OF_RUNS:
             shutil.copytree("runs/first", f"runs/{name}")
-        invoke("inspect", "runs/first", "--labels", "made.csv")
+        printed("inspect", "runs/first", "--labels", "made.csv")
     return folder
 
 
@@ -149,12 +154,6 @@ def tiny(batch_size):
     """Settings for four batches per epoch, one evaluation and one checkpoint."""
     once = ("training.evaluate_every=100", "training.evaluate_last=1", "run.checkpoint_every=100")
     return f"data.train_size={4 * batch_size}", *once
-
-
-def invoke(*arguments):
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.mark.parametrize("line", ALL)
@@ -173,36 +172,10 @@ def test_a_command_is_valid_and_runs_unless_there_is_a_reason(line, folder):
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         assert extras <= set(project["optional-dependencies"])
     elif "pytest" in words:
-        assert all(
-            (ROOT / word).is_file()
-            for word in words
-            if word.endswith(".py") and "/" in word and not word.startswith(".")
-        )
+        files = [word for word in words if word.endswith(".py") and not word.startswith(".")]
+        assert all((ROOT / word).is_file() for word in files if "/" in word)
     else:
-        for place, word in enumerate(words):
-            if word.endswith(".py"):
-                rest = itertools.takewhile(lambda word: word != ";", words[place + 1 :])
-                check_script(word, list(rest))
-
-
-def check_script(name, arguments):
-    """Let the script parse its arguments and stop it then, with the file in its place."""
-
-    class ParsedError(Exception):
-        pass
-
-    def parse(parser, *_, **__):
-        original(parser, arguments)  # A wrong argument ends the process, which is an error.
-        raise ParsedError
-
-    script = ROOT / name
-    assert script.is_file()
-    original = argparse.ArgumentParser.parse_args
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", parse)
-        patch.setattr(sys, "path", [str(script.parent), *sys.path])
-        with pytest.raises(ParsedError):
-            runpy.run_path(str(script), run_name="__main__")
+        assert all((ROOT / word).is_file() for word in words if word.endswith(".py"))
 
 
 def check_fineprune(arguments, *, launched):
@@ -236,9 +209,9 @@ def check_fineprune(arguments, *, launched):
             Path("made.csv").rename(recipe.data.labels)
         if params["out"] is not None:
             shutil.rmtree(params["out"], ignore_errors=True)
-        assert "accuracy " in invoke(*arguments, *tiny(recipe.training.batch_size))
+        assert "accuracy " in printed(*arguments, *tiny(recipe.training.batch_size))
     else:
-        invoke(*(file for word in arguments for file in expanded(word)))
+        printed(*(file for word in arguments for file in expanded(word)))
         if params.get("out") is not None:
             assert Path(params["out"]).stat().st_size
 

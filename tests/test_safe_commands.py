@@ -1,19 +1,16 @@
 """Commands that cannot hurt: only own files are removed, and no output replaces an input."""
 
-import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from commands import invoke, printed
 from test_bad_input import state_of
-from typer.testing import CliRunner
 
-from fineprune.cli.main import app
 from fineprune.runs.run import read_run
 from fineprune.training.recipe import read_recipe
 from fineprune.training.trainer import train
@@ -21,30 +18,15 @@ from fineprune.writing import write_atomically
 
 RECIPE = """\
 # Written by hand.
-[data]
-name = "digits"
-train_size = 128
-[training]
-epochs = 3
-batch_size = 32
-lr = 0.02
-evaluate_every = 3
-evaluate_last = 1
-[pruning]
-policy = "fine-pruning"
-window = 3
-start = 1
-prune = 0.5
-[run]
-threads = 1
-device = "cpu"
-precision = "float32"
-compile = "off"
+data = {name = "digits", train_size = 128}
+training = {epochs = 3, batch_size = 32, lr = 0.02, evaluate_every = 3, evaluate_last = 1}
+pruning = {policy = "fine-pruning", window = 3, start = 1, prune = 0.5}
+run = {threads = 1, device = "cpu", precision = "float32", compile = "off"}
 """
 
 
 def run(command):
-    return CliRunner().invoke(app, shlex.split(command))
+    return invoke(*shlex.split(command))
 
 
 def refused(result, message):
@@ -96,13 +78,16 @@ def test_training_keeps_everything_that_is_not_its_own(folder):
     assert {name: after.get(name) for name in before} == before
 
 
-def test_resuming_keeps_files_with_other_names_beside_the_counts(done):
-    theirs = [done / "done" / name for name in ("counts/epoch-best.npy", "history/x.tmp")]
-    for file in theirs:
-        file.write_text("mine")
+def test_a_crash_before_the_summary_loses_nothing(done):
+    """Nor does the training that writes it remove files with other names beside its own."""
+    for name in ("counts/epoch-best.npy", "history/x.tmp"):
+        (done / "done" / name).write_text("mine")
+    before = state_of(done / "done")
+    assert "history/evaluated.npy" in before
     (done / "done/summary.json").unlink()
     train(read_recipe(done / "done/recipe.toml"), done / "done", resume=True)
-    assert all(file.read_text() == "mine" for file in theirs)
+    changing = dict.fromkeys(("summary.json", ".lock"))
+    assert state_of(done / "done") | changing == before | changing
     assert read_run(done / "done").counts().keys() == {3}
 
 
@@ -119,38 +104,21 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (
-            "slurm --nodes 2 --out q.toml -- train q.toml",
-            "expected --out not to be the input q.toml",
-        ),
-        (
-            "slurm --nodes 2 --out q.toml -- train digits",
-            "expected --out to be a script, got q.toml",
-        ),
-        ("plan done --samples 3", "got done with some: leave them out"),
+        ("slurm --nodes 2 --out q.toml -- train q.toml", "--out not to be the input q.toml"),
+        ("slurm --nodes 2 --out q.toml -- train digits", "--out to be a script, got q.toml"),
         ("plan q.toml --svg q.toml", "expected --svg not to be the input q.toml"),
         ("plan q.toml --svg ./x/../q.toml", "expected --svg not to be the input q.toml"),
-        (
-            "plan q.toml --samples 9 data.labels=labels.npy --svg labels.npy",
-            "expected --svg not to be the input labels.npy",
-        ),
+        ("plan q.toml --samples 9 data.labels=labels.npy --svg labels.npy", "the input labels.npy"),
         ("report done --out done/summary.json", "expected --out not to be a file of a run"),
         ("report done --out done/recipe.toml", "expected --out not to be a file of a run"),
         ("report done --out done/counts/epoch-0003.npy", "expected --out not to be a file of"),
-        ("report done --out done/history/training_set.npz", "expected --out not to be a file of"),
         ("report done --out done/history/evidence.pt", "expected --out not to be a file of"),
         ("inspect done --out done/metrics.jsonl", "expected --out not to be a file of a run"),
         ("inspect done --out {labels}", "expected --out not to be the input"),
         ("report done --out {labels}", "expected --out not to be the input"),
         ("inspect done --out x.csv --labels ./x.csv", "expected --out and --labels to be two"),
-        ("train done/recipe.toml --out done", "expected a new folder for the run, got done"),
-        ("compare recipe.toml --out .", "expected a folder for a comparison, got ., which holds"),
         ("compare q.toml --out .", "expected a folder for a comparison, got ., which holds"),
         ("scale q.toml one --out page", "expected a folder for scale, got page, which holds"),
-        ("train q.toml --out ''", "expected a path, got an empty text"),
-        ("report done --out ''", "expected a path, got an empty text"),
-        ("compare q.toml --out ''", "expected a path, got an empty text"),
-        ("inspect done --labels ''", "expected a path, got an empty text"),
     ],
 )
 def test_an_output_never_replaces_an_input(command, message, done, finished):
@@ -183,35 +151,23 @@ def test_a_device_or_a_pipe_is_never_replaced(command, done):
     assert (done / "link").is_symlink()
 
 
-def test_a_symbolic_link_stays_one(done):
+def test_a_symbolic_link_stays_one_and_a_page_is_replaced(done):
     (done / "pages").mkdir()
     (done / "link.html").symlink_to("pages/page.html")
     for _ in range(2):
-        assert run("report done --out link.html --json").exit_code == 0
+        for file in ("link.html", "done/report.html"):
+            printed("report", "done", "--out", file)
         assert (done / "link.html").is_symlink()
         assert [path.name for path in (done / "pages").iterdir()] == ["page.html"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "report done --out {long}.html",
-        "report {long}",
-        "train q.toml --out {long}",
-        "inspect done --labels a/{long}/b.csv",
-    ],
-)
+@pytest.mark.parametrize("command", ["report {long}", "inspect done --labels a/{long}/b.csv"])
 def test_a_path_that_cannot_be_used_is_one_line(command, done):
     (done / "q.toml").write_text(RECIPE)
     result = run(command.format(long=300 * "x"))
     assert result.exit_code in (1, 2)
     assert "File name too long" in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-def test_a_page_may_stand_beside_the_run_and_be_replaced(done):
-    for _ in range(2):
-        assert run("report done --out done/report.html --json").exit_code == 0
 
 
 @pytest.mark.long
@@ -222,44 +178,6 @@ def test_a_comparison_whose_start_was_killed_is_continued(folder):
     (folder / "c/recipe.toml").unlink()
     assert run(command).exit_code == 0
     assert (folder / "c/recipe.toml").exists()
-
-
-# A run says what it is
-
-
-def test_a_crash_before_the_summary_loses_nothing(done):
-    before = state_of(done / "done")
-    (done / "done/summary.json").unlink()
-    train(read_recipe(done / "done/recipe.toml"), done / "done", resume=True)
-    after = state_of(done / "done")
-    assert "history/evaluated.npy" in before
-    changing = {"summary.json", ".lock"}
-    assert {name: after.get(name) for name in before if name not in changing} == {
-        name: digest for name, digest in before.items() if name not in changing
-    }
-
-
-# Each wrong input is one line
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("plan q.toml --samples 1000000000000", "expected --samples of at most 1,000,000,000"),
-        ("compare q.toml --seeds 100000000", "less than or equal to 1000, got '100000000'"),
-        ("train q.toml data.labels=long.csv", "expected an index of 0 to 127, or a key, in line 2"),
-        ("train q.toml data.labels=long.txt", "of a class in line 1 of long.txt, got '1111"),
-        (f"scale q.toml 'async {'9' * 5000}+1'", "expected a configuration such as"),
-        ("train q.toml --out b\udce4d", "expected --out to be a path in UTF-8"),
-        ("report done --out b\udce4d.html", "expected --out to be a path in UTF-8"),
-    ],
-)
-def test_a_wrong_value_is_one_line(command, message, done):
-    (done / "long.csv").write_text(f"index,label\n{'1' * 5000},0\n")
-    (done / "long.txt").write_text(f"{'1' * 5000}\n" * 128)
-    before = state_of(done)
-    refused(run(command), message)
-    assert state_of(done) == before
 
 
 def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
@@ -292,7 +210,7 @@ def test_a_lack_of_memory_is_one_line(python):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-@pytest.mark.parametrize("arguments", ["recipes", "--help", "train --help", "--version"])
+@pytest.mark.parametrize("arguments", ["recipes", "--help"])
 def test_a_full_disk_under_the_output_is_one_line(python, arguments):
     with open("/dev/full", "w") as full:
         command = [*python, "-m", "fineprune", *arguments.split()]
@@ -317,14 +235,6 @@ def test_a_full_disk_leaves_the_old_file(command, folder, monkeypatch):
     assert result.stderr == "fineprune: cannot write f: No space left on device\n"
     assert (folder / "f").read_text() == "#! old"
     assert sorted(os.listdir(folder)) == ["f", "q.toml"]
-
-
-def test_json_of_a_refused_command_is_empty(folder):
-    before = signal.getsignal(signal.SIGINT)
-    result = run("plan q.toml --json --samples 0")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert json.loads(run("plan q.toml --json").stdout)["num_samples"] == 128
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path):

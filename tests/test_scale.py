@@ -1,47 +1,30 @@
 """Scaling experiments: configurations, measures, figures and the command."""
 
 import dataclasses
-import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-import xml.dom.minidom
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from made_runs import made_scaled
-from rich.console import Console
+from commands import invoke, printed
+from made_runs import made_scaled, three_scaled, with_summary
 from test_report import parse_strictly
-from typer.testing import CliRunner
 
-from fineprune.cli.main import app
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.jobs import run_jobs
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.experiments.scale import scale
-from fineprune.experiments.scale_table import Scaled, Scaling, loss_curve, read_scaling, scale_rows
-from fineprune.launch.follow_parent import (
-    PARENT_VARIABLE,
-    end_with_parent,
-    follow_parent_if_told,
-)
-from fineprune.report.figures import style
-from fineprune.report.scaling.figures import (
-    draw_loss,
-    draw_speedup,
-    draw_staleness,
-    draw_throughput,
-)
+from fineprune.experiments.scale_table import Scaling, loss_curve, read_scaling, scale_rows
+from fineprune.launch.follow_parent import PARENT_VARIABLE, end_with_parent, follow_parent_if_told
+from fineprune.report.scaling.figures import draw_loss
 from fineprune.report.scaling.page import scale_caveats
 from fineprune.report.scaling.tables import scale_tables
-from fineprune.report.table import rich_table
 from fineprune.training.recipe import make_recipe
 
 # Configurations
@@ -89,12 +72,9 @@ def test_a_configuration_changes_the_recipe():
     changed = configured(
         recipe, configuration("mixed 4+2 dedicated group=2 bound=3"), same_update=True
     )
-    assert changed.distributed.strategy == "mixed"
-    assert changed.distributed.workers == 4
-    assert changed.distributed.servers == 2
-    assert changed.distributed.group == 2
-    assert changed.distributed.staleness_bound == 3
-    assert changed.distributed.placement == "dedicated"
+    made = changed.distributed
+    assert (made.strategy, made.workers, made.servers, made.group) == ("mixed", 4, 2, 2)
+    assert (made.staleness_bound, made.placement) == (3, "dedicated")
     assert changed.training.batch_size == 32
     sizes = {
         text: configured(recipe, configuration(text), same_update=True).training.batch_size
@@ -108,14 +88,9 @@ def test_a_configuration_changes_the_recipe():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("two", "expected a configuration such as"),
-        ("sync 2", "expected a configuration such as"),
         ("async 2+1 near", "expected a configuration such as"),
         ("all-reduce 1", "expected at least two processes"),
-        (
-            "sync 2+1 speed=3",
-            "expected one of group, backup, bound, lr, got 'speed'",
-        ),
+        ("sync 2+1 speed=3", "expected one of group, backup, bound, lr, got 'speed'"),
         ("one backup=1", "expected one of lr, got 'backup'"),
         ("all-reduce 4 group=3", "expected group= to divide the 4 processes"),
         ("async 2+1 bound=2.5", "expected a whole number as bound=, got '2.5'"),
@@ -132,43 +107,12 @@ def test_an_invalid_configuration_is_refused(text, message):
         configuration(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("sync 2+1 backup=2", "expected distributed.backup below"),
-        ("mixed 3+1 group=2", "expected distributed.workers to be a multiple"),
-        ("sync 3+1", "expected training.batch_size to be a multiple of the 3 gradients"),
-    ],
-)
-def test_incompatible_settings_are_refused_before_the_training(tmp_path, text, message):
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[data]\nname = "digits"\n')
-    out = tmp_path / "out"
-    done = CliRunner().invoke(
-        app, ["scale", str(recipe), "one", text, "--same-update", "--out", str(out)]
-    )
-    assert done.exit_code == 2
-    assert message in done.stderr
-    assert not out.exists()
-
-
 # Measures
 
 
 @pytest.fixture
 def made_runs():
-    report = {
-        "staleness": [2, 6, 2],
-        "dropped": 2,
-        "seconds": {"compute": 0.5, "pull": 0.25, "apply": 0.125},
-    }
-    return [
-        made_scaled("one", [9, 4, 4, 4], [3, 2, 1, 0.5]),
-        made_scaled("all-reduce 2", [9, 2, 2, 2], [3, 2.5, 1, 0.8]),
-        made_scaled(
-            "async 2+2 dedicated", [9, 2, 2.5, 4], [3, 0.5, 2, 0.9], pruned=[1], distributed=report
-        ),
-    ]
+    return three_scaled()
 
 
 def test_measures_are_those_of_the_paper(made_runs):
@@ -256,59 +200,6 @@ def test_staleness_dropped_gradients_and_phases(made_runs):
     assert served.phases == {"compute": 0.05, "pull": 0.025, "apply": 0.0125}
 
 
-def paper_rows():
-    """Rows with the throughput of the paper's Table 2, and of four accelerators in a node."""
-    made = scale_rows([made_scaled("one", [1, 1], [2, 1])])[0]
-    table = {"one": 33.0, "all-reduce 4": 124.18, "mixed 8+1 group=4": 195.60,
-             "mixed 16+3 group=4": 383.09, "mixed 32+7 group=4": 809.10}  # fmt: skip
-    rows = []
-    for text, images in table.items():
-        of = configuration(text)
-        rows.append(dataclasses.replace(made, configuration=text, strategy=of.strategy,
-                                        workers=of.workers, nodes=of.nodes, per_node=of.group,
-                                        throughput=images, speedup=images / 33.0))  # fmt: skip
-    return rows
-
-
-def drawn_points(draw, monkeypatch):
-    """Return the points of each panel that a figure draws, and the limits of its axes."""
-    panels: list[Any] = []
-    drawn = style.drawing
-
-    def noting(figure, title, caption):
-        for axes in figure.axes:
-            lines = [line.get_xydata().tolist() for line in axes.lines]
-            points = [tuple(point) for line in lines for point in line]
-            panels.append((points, axes.get_xlim(), axes.get_ylim()))
-        return drawn(figure, title, caption)
-
-    monkeypatch.setattr(style, "drawing", noting)
-    assert draw() is not None
-    return panels
-
-
-def test_every_point_of_the_papers_figure_2_lies_inside_its_panel(monkeypatch):
-    """Its panels have other speedups: those of a node's accelerators, and those of nodes."""
-    panels = drawn_points(lambda: draw_speedup(paper_rows()), monkeypatch)
-    (inside, *_), (across, *_) = panels
-    assert (4, pytest.approx(124.18 / 33)) in inside
-    assert {(2, 1.58), (4, 3.08), (8, 6.52)} <= {(x, round(y, 2)) for x, y in across}
-    for points, (left, right), (bottom, top) in panels:
-        assert bottom == 0
-        assert all(left < x < right and 0 < y < top for x, y in points)
-
-
-def test_a_loss_curve_of_one_point_is_drawn(monkeypatch):
-    run = made_scaled("one", [4, 4], [2, 1], pruned=[1])
-    ((points, (left, right), (bottom, top)),) = drawn_points(
-        lambda: draw_loss([run], None), monkeypatch
-    )
-    assert points == [(4, 2)]
-    assert left <= 4 <= right and bottom <= 2 <= top  # noqa: PT018
-    svg = draw_loss([run], None).svg
-    assert "<use" in svg  # the marker
-
-
 def test_the_loss_is_noted_several_times_per_epoch():
     scaled = made_scaled("one", [4, 4], [3, 2])
     run = scaled.run
@@ -327,64 +218,23 @@ def table_lines(rows):
     return [tuple(line) for table in scale_tables(rows) for line in table.lines]
 
 
-@pytest.mark.parametrize("columns", [80, 200])
-def test_tables_fit_the_terminal_without_breaks_inside_words(made_runs, columns):
-    mixed = configuration("mixed 8+4 group=2")
-    rows = scale_rows([*made_runs, Scaled(mixed, made_runs[2].run)])
-    for table in scale_tables(rows):
-        output = io.StringIO()
-        console = Console(width=columns, file=output)
-        rich = rich_table(table, console.width)
-        rich.caption = None
-        console.print(rich)
-        printed = output.getvalue()
-        assert max(map(len, printed.splitlines())) <= columns
-        words = [word for line in (table.headers, *table.lines) for word in " ".join(line).split()]
-        assert set(words) <= set(printed.split())
-        if columns == 200:
-            assert " ".join(table.headers) in " ".join(printed.split())
-
-
-def test_a_run_of_one_epoch_cannot_be_measured():
-    with pytest.raises(ValueError, match="at least two epochs"):
-        scale_rows([made_scaled("one", [1], [1])])
-
-
-def test_figures_are_well_formed_and_reproducible(made_runs):
-    rows = scale_rows(made_runs)
-    for draw in (
-        lambda: draw_throughput(rows),
-        lambda: draw_speedup(rows),
-        lambda: draw_loss(made_runs, 0.9),
-        lambda: draw_staleness(rows),
-    ):
-        drawing = draw()
-        assert xml.dom.minidom.parseString(drawing.svg).documentElement.tagName == "svg"
-        assert draw() == drawing
-        texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawing.svg)
-        assert texts
-        assert texts == [text.strip() for text in texts]  # SVG viewers remove such spaces
-    assert draw_staleness(rows[:2]) is None
-
-
 # The command
+
+
+SMALL = """
+data = {name = "digits", train_size = 256}
+training = {epochs = 2, batch_size = 32, lr = 0.02, evaluate_every = 2, evaluate_last = 1}
+run = {threads = 1, device = "cpu"}
+"""
 
 
 def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     pytest.importorskip("ray")
     recipe = tmp_path / "small.toml"
-    recipe.write_text(
-        '[data]\nname = "digits"\ntrain_size = 256\n'
-        "[training]\nepochs = 2\nbatch_size = 32\nlr = 0.02\n"
-        "evaluate_every = 2\nevaluate_last = 1\n"
-        '[run]\nthreads = 1\ndevice = "cpu"\n'
-    )
+    recipe.write_text(SMALL)
     out = tmp_path / "out"
-    command = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2"]
-    command += ["--out", str(out), "--json"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.stderr
-    one, reduced, served = json.loads(done.stdout)["rows"]
+    command = ["scale", recipe, "one", "all-reduce 2", "async 1+2", "--out", out, "--json"]
+    one, reduced, served = json.loads(printed(*command))["rows"]
     assert one["speedup"] == 1
     assert reduced["workers"] == 2
     assert reduced["updates"] == one["updates"] / 2
@@ -399,10 +249,10 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
     assert len(before) == 3
-    assert CliRunner().invoke(app, command).exit_code == 0
+    printed(*command)
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")} == before
     assert len(read_scaling(out).runs) == 3
-    changed = CliRunner().invoke(app, [*command, "training.lr=0.01"])
+    changed = invoke(*command, "training.lr=0.01")
     assert changed.exit_code == 2
     assert "give another --out" in changed.stderr
 
@@ -432,11 +282,8 @@ def test_all_nodes_find_the_recipe_and_their_reason_is_told(tmp_path, monkeypatc
 
 def test_the_error_names_the_failed_run_and_the_reason(tmp_path, fast_runs):
     recipe = tmp_path / "small.toml"
-    recipe.write_text(
-        '[data]\nname = "digits"\ntrain_size = 256\n[training]\nepochs = 2\nlr = 1e30\n'
-        '[run]\nthreads = 1\ndevice = "cpu"\n'
-    )
-    done = CliRunner().invoke(app, ["scale", str(recipe), "one", "--out", str(tmp_path / "out")])
+    recipe.write_text(SMALL.replace("lr = 0.02", "lr = 1e30"))
+    done = invoke("scale", recipe, "one", "--out", tmp_path / "out")
     assert done.exit_code == 1
     assert "'one' failed: the mean loss of epoch 1 is nan" in done.stderr
 
@@ -444,9 +291,7 @@ def test_the_error_names_the_failed_run_and_the_reason(tmp_path, fast_runs):
 @pytest.mark.long
 def test_a_signal_also_stops_the_current_run(tmp_path, python):
     recipe = tmp_path / "long.toml"
-    recipe.write_text(
-        '[data]\nname = "digits"\n[training]\nepochs = 100000\n[run]\nthreads = 1\ndevice = "cpu"\n'
-    )
+    recipe.write_text(SMALL.replace("epochs = 2", "epochs = 100000"))
     out = tmp_path / "out"
     command = [*python, "-m", "fineprune", "scale", str(recipe), "one", "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as scaling:
@@ -494,13 +339,6 @@ def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():
     assert [row.seconds_to_target for row in scale_rows(runs, 0.1)] == [None, None]
 
 
-def test_a_configuration_is_given_once_however_it_is_written(tmp_path):
-    both = [configuration("one lr=.5"), configuration("one  lr=0.5")]
-    with pytest.raises(InputError, match=r"each configuration once, got one lr=0.5, one lr=0.5"):
-        scale(make_recipe({}), tmp_path / "out", both, title="t")
-    assert configuration("one lr=.5").folder != configuration("one lr=5").folder
-
-
 def test_settings_of_the_recipe_that_do_not_count_are_named(tmp_path, caplog, monkeypatch):
     def stop(*_, **__):
         raise InputError("stopped")
@@ -524,10 +362,8 @@ def test_a_recipe_of_one_epoch_is_refused_before_the_training(tmp_path):
 
 def test_runs_that_skip_samples_are_not_taken_for_those_of_the_paper(made_runs):
     def said(policy):
-        summaries = (dataclasses.replace(s.run.summary, policy=policy) for s in made_runs)
         runs = [
-            dataclasses.replace(one, run=dataclasses.replace(one.run, summary=summary))
-            for one, summary in zip(made_runs, summaries, strict=True)
+            dataclasses.replace(one, run=with_summary(one.run, policy=policy)) for one in made_runs
         ]
         return scale_caveats(Scaling("s", False, runs))
 

@@ -12,12 +12,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from commands import printed
 
-from fineprune.cli.main import app
-from fineprune.launch.slurm import KINDS, batch_script
+from fineprune.errors import InputError
+from fineprune.launch.slurm import KINDS, batch_script, torchrun_in_job
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.recipe import read_recipe
@@ -39,10 +40,6 @@ def training(recipe, out, *changes):
     return ["-m", "fineprune", "train", str(recipe), "--out", str(out), *changes, "--resume"]
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["slurm", *(str(argument) for argument in arguments)])
-
-
 # The script's text
 
 
@@ -62,6 +59,11 @@ def test_the_script_is_bash(kind):
     assert {"#SBATCH --requeue", f"#SBATCH --nodes={nodes}"} <= set(options)
     assert text.index("set -euo pipefail") > text.index(options[-1])
     assert ("#SBATCH --exclusive" in options) == (kind == "ray")
+    assert ("export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0\n" in text) == (kind == "ray")
+    if kind == "all-reduce":  # The ranks have the time before the limit to write a checkpoint.
+        assert "--signal=B:USR1@120" in text
+        assert "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110\n" in text
+        assert "--nproc-per-node=4" in text
 
 
 # Programs of these names stand in for Slurm and the launchers, and write down what they are given.
@@ -109,24 +111,21 @@ def words(file):
 
 
 @needs_bash
-def test_hostile_names_reach_torchrun_unchanged(tmp_path):
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_names_reach_the_training_unchanged(kind, tmp_path):
     command = training(HOSTILE, HOSTILE, f"data.dir={HOSTILE}")
-    text = batch_script(command, kind="all-reduce", nodes=2, setup=["echo $NOT_SET"])
+    text = batch_script(command, kind=kind, nodes=1 + (kind != "one"), setup=["echo $NOT_SET"])
     assert run_with_stand_ins(text, tmp_path) == 0, log_of(tmp_path)
-    given = words(tmp_path / "words")
-    assert given[-len(command) :] == command
-    assert {"is_host=1", "--local-addr=10.0.0.1"} <= set(given)
-    assert "--rdzv-endpoint=10.0.0.1:23456" in given
-
-
-@needs_bash
-def test_hostile_names_reach_the_command_in_ray_unchanged(tmp_path):
-    command = training(HOSTILE, HOSTILE, f"data.dir={HOSTILE}")
-    text = batch_script(command, kind="ray", nodes=2)
-    assert run_with_stand_ins(text, tmp_path) == 0, log_of(tmp_path)
-    assert words(tmp_path / "python-words") == command
-    meeting = ["symmetric-run", "--address", "10.0.0.1:23456", "--min-nodes", "2"]
-    assert words(tmp_path / "words")[:5] == meeting
+    file = tmp_path / ("words" if kind == "all-reduce" else "python-words")
+    assert words(file)[-len(command) :] == command
+    if kind == "all-reduce":
+        place = {"is_host=1", "--local-addr=10.0.0.1", "--rdzv-endpoint=10.0.0.1:23456"}
+        assert place <= set(words(file))
+    elif kind == "ray":
+        meeting = ["symmetric-run", "--address", "10.0.0.1:23456", "--min-nodes", "2"]
+        assert words(tmp_path / "words")[:5] == meeting
+    else:
+        assert not (tmp_path / "words").exists()
     assert left(tmp_path) == []
 
 
@@ -142,16 +141,23 @@ time.sleep(60)
 @needs_bash
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 2.5])
 def test_a_signal_reaches_the_training_whenever_it_comes(seconds, tmp_path):
-    """Before the script has started it, while it starts, and later."""
+    """Before the script has started it, while it starts, and later.
+
+    And no process of an earlier job: the file of the job before it was requeued names another's.
+    """
     (tmp_path / "stoppable.py").write_text(STOPPABLE, encoding="utf-8")
     python = f"exec {shlex.quote(sys.executable)} stoppable.py"
     text = script(kind="ray", setup=["touch begun", "sleep 0.2"])
-    job = start_with_stand_ins(text, tmp_path, python=python)
-    while not (tmp_path / "begun").exists():
-        time.sleep(0.01)
-    time.sleep(seconds)
-    job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 0, log_of(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        (tmp_path / "fineprune-123456.pid").write_text(str(bystander.pid))
+        job = start_with_stand_ins(text, tmp_path, python=python)
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        time.sleep(seconds)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(30) == 0, log_of(tmp_path)
+        assert bystander.poll() is None
+        bystander.kill()
     assert re.search(r"asked to stop after \d+ s: a training that has begun", log_of(tmp_path))
     assert (tmp_path / "stopped").exists()
     assert left(tmp_path) == []
@@ -169,62 +175,45 @@ def test_a_job_waits_for_its_step_whatever_happens_to_the_signal(kind, tmp_path)
     assert job.wait(30) == 7
 
 
-def test_the_ranks_have_the_time_before_the_limit_to_write_their_checkpoint():
-    text = script()
-    assert "--signal=B:USR1@120" in text
-    assert "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110\n" in text
-
-
-@needs_bash
-def test_a_signal_reaches_no_process_of_an_earlier_job(tmp_path):
-    """The file of the job before it was requeued names a process that is another's."""
-    with subprocess.Popen(["sleep", "60"]) as bystander:
-        (tmp_path / "fineprune-123456.pid").write_text(str(bystander.pid))
-        (tmp_path / "stoppable.py").write_text(STOPPABLE, encoding="utf-8")
-        python = f"exec {shlex.quote(sys.executable)} stoppable.py"
-        text = script(kind="ray", setup=["touch begun"])
-        job = start_with_stand_ins(text, tmp_path, python=python)
-        while not (tmp_path / "begun").exists():
-            time.sleep(0.01)
-        job.send_signal(signal.SIGUSR1)
-        assert job.wait(30) == 0, log_of(tmp_path)
-        assert bystander.poll() is None
-        bystander.kill()
+RETURNS = STAND_INS["srun"].replace("exec ", "")
 
 
 @needs_bash
 @pytest.mark.parametrize(
-    "broken", [{"ray": "exit 0"}, {"python": "exit 7"}, {"scontrol": "exit 1"}], ids=str
+    ("changed", "status", "stops_ray"),
+    [
+        # ``ray symmetric-run`` exits with 0 also where Ray could not start.
+        ({"ray": "exit 0"}, 1, None),
+        ({"python": "exit 7"}, 7, None),
+        ({"scontrol": "exit 1"}, 1, None),
+        # srun kills the other nodes when one fails, and returns the largest status of all.
+        ({"srun": f"{RETURNS}; exit 137"}, 0, False),
+        ({"srun": f"{RETURNS}; exit 143", "python": "exit 2"}, 2, True),
+        # ``symmetric-run`` that gets SIGTERM, because another node failed, does not stop its Ray.
+        *(
+            ({"srun": f'[ "$2" = ray ] || exit {status}; {STAND_INS["srun"]}'}, status, True)
+            for status in (137, 143)
+        ),
+    ],
+    ids=str,
 )
-def test_a_job_that_did_not_train_fails(broken, tmp_path):
-    """``ray symmetric-run`` exits with 0 also where Ray could not start."""
-    text = script(kind="ray")
-    assert run_with_stand_ins(text, tmp_path, **broken) == (7 if "python" in broken else 1)
+def test_a_job_ends_with_the_status_of_its_training(changed, status, stops_ray, tmp_path):
+    assert run_with_stand_ins(script(kind="ray"), tmp_path, **changed) == status
+    if stops_ray is not None:
+        assert (tmp_path / "stopped").exists() == stops_ray
+    if status > 128:
+        assert "and submit the job again to continue" in log_of(tmp_path)
 
 
 @needs_bash
-def test_a_job_whose_waiting_nodes_are_killed_has_trained(tmp_path):
-    killed = STAND_INS["srun"].replace("exec ", "") + "; exit 137"
-    assert run_with_stand_ins(script(kind="ray"), tmp_path, srun=killed) == 0
-    assert not (tmp_path / "stopped").exists()
-
-
-@needs_bash
-def test_a_job_ends_with_the_status_of_its_training(tmp_path):
-    """srun kills the other nodes when one fails, and returns the largest status of all."""
-    killed = STAND_INS["srun"].replace("exec ", "") + "; exit 143"
-    text = script(kind="ray")
-    assert "export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0\n" in text
-    assert run_with_stand_ins(text, tmp_path, srun=killed, python="exit 2") == 2
-    assert (tmp_path / "stopped").exists()
-    assert left(tmp_path) == []
-
-
-@needs_bash
-@pytest.mark.parametrize("kind", ["all-reduce", "ray"])
 @pytest.mark.parametrize(
-    ("status", "preempted", "requeued"),
-    [(143, "2026-11-27", True), (143, "None", False), (0, "2026", False)],
+    ("kind", "status", "preempted", "requeued"),
+    [
+        ("all-reduce", 143, "2026-11-27", True),
+        ("ray", 143, "2026-11-27", True),
+        ("ray", 143, "None", False),
+        ("ray", 0, "2026", False),
+    ],
 )
 def test_a_job_that_was_preempted_requeues_itself(kind, status, preempted, requeued, tmp_path):
     """Slurm does not, if the job ends before its time of grace is over."""
@@ -236,16 +225,6 @@ def test_a_job_that_was_preempted_requeues_itself(kind, status, preempted, reque
     text = script(kind=kind)
     assert run_with_stand_ins(text, tmp_path, scontrol=scontrol, **ends) == status
     assert (tmp_path / "requeued").exists() == requeued
-
-
-@needs_bash
-@pytest.mark.parametrize("status", [134, 137, 143])
-def test_a_job_that_was_killed_stops_its_ray(status, tmp_path):
-    """``symmetric-run`` that gets SIGTERM, because another node failed, does not stop its Ray."""
-    killed = f'[ "$2" = ray ] || exit {status}; {STAND_INS["srun"]}'
-    assert run_with_stand_ins(script(kind="ray"), tmp_path, srun=killed) == status
-    assert (tmp_path / "stopped").exists()
-    assert "and submit the job again to continue" in log_of(tmp_path)
 
 
 @needs_bash
@@ -263,30 +242,19 @@ def test_a_job_that_is_cancelled_stops_its_ray_after_the_training(tmp_path):
     assert not number.exists()
 
 
-def test_defaults_follow_the_gpus():
-    text = script(gpus=4)
-    assert "--nproc-per-node=4" in text
-    assert "#SBATCH --cpus-per-task=4\n" in text
-    assert "--nproc-per-node=1" in script()
-    assert "gpus" not in script()
-    assert "#SBATCH --cpus-per-task=5\n" in script(gpus=4, kind="ray")
-
-
 # The verb
 
 
 def test_the_verb_writes_the_script(tmp_path):
     command = ["--nodes", 8, "--", "train", DIGITS, "run.seed=1"]
-    result = run(*command)
-    assert result.exit_code == 0, result.output
-    assert result.output.startswith("#!/bin/bash\n#SBATCH --job-name=fineprune\n")
+    shown = printed("slurm", *command)
+    assert shown.startswith("#!/bin/bash\n#SBATCH --job-name=fineprune\n")
     given = shlex.join(["-m", "fineprune", "train", str(DIGITS), "run.seed=1", "--resume"])
-    assert f"  {given} &\n" in result.output
-    assert run("--nodes", 8, "--", "train", DIGITS, "--resume", "run.seed=1").exit_code == 0
+    assert f"  {given} &\n" in shown
+    assert printed("slurm", *command, "--resume") == shown
     file = tmp_path / "jobs/job.sh"
-    written = run("--out", file, *command)
-    assert "sbatch" in written.output
-    assert file.read_text(encoding="utf-8") == result.output
+    assert "sbatch" in printed("slurm", "--out", file, *command)
+    assert file.read_text(encoding="utf-8") == shown
 
 
 @pytest.mark.parametrize(
@@ -304,109 +272,40 @@ def test_the_verb_writes_the_script(tmp_path):
 )
 def test_the_command_says_what_starts_it(options, command, cpus, kind):
     nodes = "2" if kind else "1"
-    result = run("--nodes", nodes, *options.split(), "--", *shlex.split(command))
-    assert result.exit_code == 0, result.output
-    assert f"#SBATCH --cpus-per-task={cpus}\n" in result.output
+    shown = printed("slurm", "--nodes", nodes, *options.split(), "--", *shlex.split(command))
+    assert f"#SBATCH --cpus-per-task={cpus}\n" in shown
     for one in ("torchrun", "symmetric-run"):
-        assert (f" {one} " in result.output) == (one == kind)
-    assert (" --resume" in result.output) == command.startswith("train")
+        assert (f" {one} " in shown) == (one == kind)
+    assert (" --resume" in shown) == command.startswith("train")
 
 
 @needs_bash
-@pytest.mark.parametrize(
-    ("nodes", "command"),
-    [
-        (
-            "4",
-            ["scale", "digits", "async 4+2 dedicated lr=0.05", "--target-loss", "1", "run.seed=1"],
-        ),
-        ("1", ["compare", "digits", "--seeds", "3"]),
-    ],
-)
-def test_a_job_can_run_an_experiment(nodes, command, tmp_path):
-    result = run("--nodes", nodes, "--", *command)
-    assert result.exit_code == 0, result.output
-    assert run_with_stand_ins(result.output, tmp_path) == 0, log_of(tmp_path)
-    assert words(tmp_path / "python-words") == ["-m", "fineprune", *command]
-    # A comparison has neither torchrun nor Ray.
-    assert (tmp_path / "words").exists() == (command[0] == "scale")
-
-
-# It runs the two tasks of a step on this machine.
-BOTH_NODES = """
-while [ "${1#--}" != "$1" ]; do shift; done
-SLURM_NODEID=0 "$@" & first=$!
-SLURM_NODEID=1 "$@" & second=$!
-trap 'kill "$first" "$second"' TERM
-wait "$first" && wait "$second"
-"""
-
-
-@needs_bash
-@pytest.mark.long
-def test_all_reduce_in_scale_runs_over_the_nodes_of_a_job(tmp_path, monkeypatch):
-    srun = tmp_path / "srun"
-    srun.write_text(f'#!{BASH}\nprintf "%s\\0" "$@" >{tmp_path}/words\n{BOTH_NODES}')
-    srun.chmod(0o755)
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f"#!{BASH}\n[ $# = 3 ] && echo NodeAddr=127.0.0.1 | tee {tmp_path}/asked")
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_all_reduce_in_scale_is_started_on_the_nodes_of_a_job(tmp_path, monkeypatch):
+    assert torchrun_in_job(2, 1) is None
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    small = ["data.train_size=256", "training.epochs=2", "training.milestones=[]"]
-    small += ["training.batch_size=32", "pruning.policy=full", "run.threads=1", "run.device=cpu"]
-    command = ["scale", str(DIGITS), "all-reduce 2", *small, "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    given = words(tmp_path / "words")
-    assert given[:4] == ["--overlap", "--relative=0", "--nodes=2", "--ntasks-per-node=1"]
-    assert {"--cpus-per-task=1", "--nnodes=2", "--nproc-per-node=1"} <= set(given)
-    assert (tmp_path / "asked").exists()  # for the address of each node
-    # Each of the two ranks trains half of the eight batches.
-    assert [
-        line["steps"] for line in read_metrics(tmp_path / "out/all-reduce-2/metrics.jsonl")
-    ] == [*(4, 4)]
-    done = CliRunner().invoke(app, [*command[:2], "all-reduce 3", *small])
-    assert done.exit_code == 2
-    assert "expected all-reduce on at most the 2 nodes of the job, got 3 nodes" in done.output
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    command = torchrun_in_job(2, 1)
+    assert command is not None
+    step = ["srun", "--overlap", "--relative=0", "--nodes=2", "--ntasks-per-node=1"]
+    assert command[:5] == step
+    assert {"--cpus-per-task=3", "--nnodes=2", "--nproc-per-node=1"} <= set(command)
+    text = shlex.join([*command, HOSTILE]).replace(shlex.quote(sys.executable), "python")
+    assert run_with_stand_ins(text, tmp_path) == 0, log_of(tmp_path)
+    given = words(tmp_path / "python-words")
+    assert given[:3] == ["-m", "fineprune.launch.torchrun", "--local-addr=10.0.0.1"]
+    assert given[-1] == HOSTILE
+    with pytest.raises(InputError, match="at most the 2 nodes of the job, got 3 nodes"):
+        torchrun_in_job(3, 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "command", "message"),
-    [
-        ("--nodes 0", "train digits", "--nodes"),
-        ("--nodes 2", "train digits run.device=cuda", "expected --gpus with run.device=cuda"),
-        ("--nodes 2", "train digits training.epoch=3", "did you mean 'epochs'"),
-        ("--nodes 2", "train digits --seeds 3", "train: No such option: --seeds"),
-        ("--nodes 2", "plan digits", "expected the verb of the job to be one of"),
-        ("--nodes 2", "compare digits", "expected one node for a single process, got 2"),
-    ],
-)
-def test_the_verb_refuses_wrong_input(options, command, message, tmp_path):
-    file = tmp_path / "job.sh"
-    result = run(*options.split(), "--out", file, "--", *command.split())
-    assert result.exit_code == 2
-    assert message in result.output
-    assert result.output.count("\n") == 1
-    assert not file.exists()
-
-
-def test_the_page_shows_what_the_verb_writes(tmp_path):
+def test_the_page_shows_what_the_verb_writes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/slurm.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```.*?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    joined = page.replace("\\\n    ", "")
-    commands = re.findall(r"^fineprune slurm (.*)$", joined, re.MULTILINE)
-    assert len(commands) == 4
-    for command in commands:
-        options, verb = command.split(" -- ")
-        file = tmp_path / "shown.sh"
-        result = run(*shlex.split(options), "--out", file, "--", *shlex.split(verb))
-        assert result.exit_code == 0, result.output
-        if command is commands[0]:
-            assert file.read_text(encoding="utf-8") in blocks
+    shown = re.search(r"^fineprune (slurm .*)$", page.replace("\\\n    ", ""), re.MULTILINE)
+    assert shown is not None
+    printed(*shlex.split(shown[1]))
+    assert (tmp_path / "job.sh").read_text(encoding="utf-8") in blocks
 
 
 # A real Slurm, of two nodes on this machine
@@ -469,24 +368,17 @@ def slurm():
         ]
         for command in commands:
             if command[0] == "slurmctld":
-                wait_for((folder / "munge.socket").exists, 20, "munged", lambda: logs(folder))
+                wait_for((folder / "munge.socket").exists, 20, folder)
             with (folder / "daemons.log").open("ab") as log:
-                daemons.append(
-                    subprocess.Popen(
-                        command,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                    )
-                )
+                streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                options: dict[str, Any] = {"env": environment, "start_new_session": True, **streams}
+                daemons.append(subprocess.Popen(command, **options))
 
         def idle():
             asked = ["sinfo", "--noheader", "--Node", "--format=%t"]
             return output(asked, environment, check=False).split() == ["idle", "idle"]
 
-        wait_for(idle, 60, "two idle nodes", lambda: logs(folder))
+        wait_for(idle, 60, folder)
         yield environment
     finally:
         for daemon in reversed(daemons):
@@ -517,15 +409,13 @@ def output(command, environment, check=True):
     return done.stdout
 
 
-def logs(folder):
-    return "\n".join(file.read_text(errors="replace") for file in sorted(folder.glob("*.log")))
-
-
-def wait_for(condition, seconds, what, explain=lambda: ""):
+def wait_for(condition, seconds, folder):
+    """Wait for a condition, or fail with the logs in a folder."""
     limit = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > limit:
-            pytest.fail(f"waited {seconds} s for {what}\n{explain()}")
+            logs = "\n".join(file.read_text(errors="replace") for file in folder.glob("*.log"))
+            pytest.fail(f"waited {seconds} s\n{logs}")
         time.sleep(0.2)
 
 
@@ -556,7 +446,7 @@ class Job:
     """A job on a real Slurm."""
 
     def __init__(self, slurm, folder, text):
-        self.slurm = slurm
+        self.slurm, self.folder = slurm, folder
         (folder / "job.sh").write_text(text, encoding="utf-8")
         command = ["sbatch", "--parsable", f"--chdir={folder}", "--time=5"]
         self.number = output([*command, str(folder / "job.sh")], slurm).strip()
@@ -569,18 +459,12 @@ class Job:
         state = self.state()
         return not any(f"JobState={word}" in state for word in UNFINISHED)
 
-    def explain(self):
-        return self.state() + (self.log.read_text() if self.log.exists() else "")
-
-    def wait(self, seconds=300):
-        wait_for(self.over, seconds, "the job", self.explain)
-
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         output(["scancel", self.number], self.slurm, check=False)
-        self.wait(90)
+        wait_for(self.over, 90, self.folder)
 
 
 @needs_bash
@@ -594,8 +478,8 @@ def test_a_job_on_a_real_slurm_meets_and_restarts(slurm, tmp_path):
     command = [str(program), str(out)]
     text = batch_script(command, kind="all-reduce", nodes=2, setup=in_python_s_path())
     with Job(slurm, tmp_path, text) as job:
-        job.wait()
-        assert "JobState=COMPLETED" in job.state(), job.explain()
+        wait_for(job.over, 300, tmp_path)
+        assert "JobState=COMPLETED" in job.state(), job.log.read_text()
     assert (out / "killed").exists()
     said = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
     assert [(one["sum"], one["world"]) for one in said] == [(3, 2), (3, 2)]
@@ -614,9 +498,9 @@ def test_a_job_on_a_real_slurm_that_is_told_to_stop_writes_a_checkpoint(slurm, t
     text = batch_script(command, kind="all-reduce", nodes=2, setup=in_python_s_path())
     with Job(slurm, tmp_path, text) as job:
         metrics = out / "metrics.jsonl"
-        wait_for(lambda: len(read_metrics(metrics)) > 2, 120, "three epochs", job.explain)
+        wait_for(lambda: len(read_metrics(metrics)) > 2, 120, tmp_path)
         output(["scancel", "--batch", "--signal=USR1", job.number], slurm)
-        job.wait(60)
+        wait_for(job.over, 60, tmp_path)
         assert "asked to stop" in job.log.read_text()
         assert "stopped by SIGTERM in epoch" in job.log.read_text()
     saved = load_checkpoint(out / "checkpoint.pt")

@@ -7,11 +7,10 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+from commands import printed
 from made_images import write_folder
 from made_runs import made_summary
-from typer.testing import CliRunner
 
-from fineprune.cli.main import app
 from fineprune.errors import InputError, RunError, Stopped, TrainingDiverged
 from fineprune.experiments import tuning
 from fineprune.experiments.compare import compare, plan_runs
@@ -112,12 +111,9 @@ def test_trials_do_not_evaluate_the_test_set(tuned):
 def test_the_progress_says_what_the_runs_are(tuned, said):
     lines = [line for line, _, _ in said if line]
     assert len(lines) == len(TRIALS) + 2 * len(ARMS)
+    start = "tuning, 1.5 times the learning rate: finished full, seed 0"
     trial = f"accuracy {read_run(tuned / 'rates/1.5/full-0').summary.accuracy_last:.2%}"
-    assert any(
-        line.startswith("tuning, 1.5 times the learning rate: finished full, seed 0")
-        and trial in line
-        for line in lines
-    )
+    assert any(line.startswith(start) and trial in line for line in lines)
     assert sum(" times: " in line and "points" in line for line in lines) == len(ARMS)
 
 
@@ -154,11 +150,8 @@ def test_trials_are_kept_when_seeds_and_arms_are_added(copied):
     assert before.items() <= times(copied).items()
     assert rates["watched"] == rates["full"]  # It trains like it, and has no trials.
     assert len(read_runs([copied])) == 6
-    assert {path.name for path in copied.glob("rates/1/*-0")} == {
-        "full-0",
-        "fine-pruning-0",
-        "random-0",
-    }
+    trials = {path.name for path in copied.glob("rates/1/*-0")}
+    assert trials == {"full-0", "fine-pruning-0", "random-0"}
 
 
 def test_the_runs_of_a_matched_control_have_its_own_rate_and_its_methods(tmp_path):
@@ -208,13 +201,9 @@ def test_the_smaller_of_the_best_rates_is_chosen(accuracies, chosen, found, tmp_
 def test_several_seeds_decide_and_say_what_may_be_chance(found, tmp_path):
     found |= {1.0: [0.70, 0.72, 0.74], 1.5: [0.73, 0.72, 0.74], 2.0: [0.60, 0.61, 0.64]}
     lines: list[str] = []
-    rates = tuned_rates(
-        small(),
-        tmp_path,
-        seeds=3,
-        arms=["full", "watched", "second"],
-        on_progress=lambda line, done, total: lines.append(line),
-    )
+    arms = ["full", "watched", "second"]
+    noted = lambda line, done, total: lines.append(line)  # noqa: E731
+    rates = tuned_rates(small(), tmp_path, seeds=3, arms=arms, on_progress=noted)
     assert rates == dict.fromkeys(("full", "watched", "second"), 1.5)
     (line,) = lines
     start = "tuning: full: 1.5 times the learning rate, 73.00% on 16 held-out samples (seeds: 3)"
@@ -268,15 +257,12 @@ def test_a_tenth_is_held_out_of_the_samples_that_a_recipe_trains(tmp_path):
 
 def test_reports_say_which_rates_were_chosen_and_how(tuned, tmp_path):
     out = tmp_path / "report.html"
-    command = ["report", str(tuned), "--out", str(out)]
-    rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
+    rows = json.loads(printed("report", tuned, "--out", out, "--json"))["rows"]
     factors = {run.summary.arm: run.rate_factor for run in read_runs([tuned])}
     assert {row["arm"]: row["rate_factor"] for row in rows} == factors
     chosen = ", ".join(f"{factor:g} ({arm})" for arm, factor in factors.items())
     sentence = f"that of the recipe times {chosen}, chosen on held-out samples"
-    printed = CliRunner().invoke(app, command)
-    assert printed.exit_code == 0, printed.output
-    said = " ".join(printed.stdout.split())
+    said = " ".join(printed("report", tuned, "--out", out).split())
     assert f"lenet on digits: the learning rate is {sentence}" in said
     page = out.read_text(encoding="utf-8")
     assert f"<dt>Learning rates</dt><dd>{sentence}</dd>" in page
