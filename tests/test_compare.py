@@ -161,8 +161,10 @@ def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_res
 @pytest.mark.long
 @on_linux
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_whole_group_is_told_as_such(number, tmp_path):
+def test_a_signal_to_the_whole_group_is_told_as_such(number, tmp_path, monkeypatch):
     """SIGTERM also kills runs that are just starting and do not handle signals yet."""
+    # What the Python with torch starts is in another session.
+    monkeypatch.setattr(sys, "executable", f"{sys.prefix}/bin/python")
     process = launched(tmp_path / "c", small("run.threads=1"), ARMS)
     while len(in_session(process.pid)) < 3:
         assert process.poll() is None
