@@ -186,7 +186,8 @@ def test_claims_of_the_second_paper_are_computed(scaling):
         seeds = {row.configuration: (row.accuracy_last, *one[1:]) for row in rows[:2]}
         several = [
             dataclasses.replace(
-                row, accuracies=seeds.get(row.configuration, (row.accuracy_last,) * 3)
+                row,
+                accuracies=dict(enumerate(seeds.get(row.configuration, (row.accuracy_last,) * 3))),
             )
             for row in rows
         ]

@@ -135,8 +135,10 @@ def test_the_first_configuration_is_the_baseline(made_runs):
 def test_runs_with_several_seeds_are_one_row(made_runs):
     report = {"staleness": [4, 1], "seconds": {"compute": 1.0}}
     pair = [
-        made_scaled("async 2+1", [9, 2, 4], [3, 2, loss], distributed=report, accuracy_last=last)
-        for loss, last in ((0.5, 0.5), (0.7, 0.6))
+        made_scaled(
+            "async 2+1", [9, 2, 4], [3, 2, loss], distributed=report, accuracy_last=last, seed=seed
+        )
+        for seed, loss, last in ((0, 0.5, 0.5), (1, 0.7, 0.6))
     ]
     *_, row = scale_rows([*made_runs, *pair], target_loss=1.0)
     assert (row.seeds, row.throughput) == (2, 37.5)

@@ -86,7 +86,7 @@ class ScaleRow:
         speedup: The throughput divided by that of the baseline.
         efficiency: The speedup divided by the accelerators per accelerator of the baseline. If all
             nodes have as many, this is the speedup by node of [D] Tables 1 and 2.
-        accuracies: The accuracy of each run after its last epoch, as a fraction.
+        accuracies: The accuracy of each seed's run after its last epoch, as a fraction.
         accuracy_last: Their mean.
         accuracy_deviation: Its standard deviation over the seeds; None for one.
         seconds: The training time, in seconds.
@@ -117,7 +117,7 @@ class ScaleRow:
     throughput_high: float
     speedup: float
     efficiency: float
-    accuracies: tuple[float, ...]
+    accuracies: dict[int, float]
     accuracy_last: float
     accuracy_deviation: float | None
     seconds: float
@@ -179,7 +179,7 @@ def _row(group: Sequence[Scaled], base: Sequence[Scaled], target_loss: float | N
     staleness: list[int] = functools.reduce(added, (epoch["staleness"] for epoch in served), [])
     gradients = sum(map(_gradients, runs))
     dropped = sum(epoch["dropped"] for epoch in served)
-    accuracies = [run.summary.accuracy_last for run in runs]
+    accuracies = {run.summary.seed: run.summary.accuracy_last for run in runs}
     return ScaleRow(
         configuration=config.text,
         strategy=config.strategy,
@@ -193,9 +193,9 @@ def _row(group: Sequence[Scaled], base: Sequence[Scaled], target_loss: float | N
         throughput_high=float(high),
         speedup=speedup,
         efficiency=speedup * base[0].configuration.accelerators / config.accelerators,
-        accuracies=tuple(accuracies),
-        accuracy_last=statistics.mean(accuracies),
-        accuracy_deviation=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        accuracies=accuracies,
+        accuracy_last=statistics.mean(accuracies.values()),
+        accuracy_deviation=statistics.stdev(accuracies.values()) if len(accuracies) > 1 else None,
         seconds=statistics.mean(run.summary.seconds_train for run in runs),
         target_loss=target_loss,
         epochs_to_target=epochs,
