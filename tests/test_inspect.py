@@ -180,7 +180,7 @@ def test_without_its_last_predictions_a_run_has_no_accuracies_of_classes(run, tm
 def test_samples_that_no_batch_had_room_for_were_not_skipped(tmp_path):
     changes = ["pruning.policy=full", "training.epochs=2", "training.batch_size=64"]
     train(make_recipe(RECIPE, [*changes, "training.drop_last=true"]), tmp_path / "run")
-    assert not read_inspected(read_runs([tmp_path / "run"])).times_skipped().any()
+    assert not read_inspected(read_runs([tmp_path / "run"])).times_skipped.any()
 
 
 def test_hostile_names_are_escaped(run, tmp_path):

@@ -83,7 +83,7 @@ def inspect(
         "suspects": inspected.ranking.num_suspects,
         "first": list(_first(inspected)),
         "classes": [row._asdict() for row in classes],
-        "facts": inspected.watch.facts(inspected.classes),
+        "facts": inspected.facts(),
         **told,
     }
     if as_json:

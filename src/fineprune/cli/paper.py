@@ -50,17 +50,17 @@ def paper(
 
     Example: fineprune paper 2 --out runs/strategies
     """
+    if which not in ("1", "2"):
+        raise InputError(f"expected paper 1 or 2, got {which!r}")
     # Imported here, because torch, matplotlib and scipy would delay the start of every command.
     from fineprune.experiments.papers import paper_one, paper_two
     from fineprune.experiments.scale_table import read_scaling, scale_rows
-    from fineprune.report.paper_one import claims_one, write_paper_one
-    from fineprune.report.paper_two import claims_two, forecasts, write_paper_two
+    from fineprune.report.paper_one import write_paper_one
+    from fineprune.report.paper_two import write_paper_two
     from fineprune.report.table import print_tables
     from fineprune.runs.files import REPORT, json_text
     from fineprune.runs.run import read_runs
 
-    if which not in ("1", "2"):
-        raise InputError(f"expected paper 1 or 2, got {which!r}")
     folder = out or Path("runs") / f"paper-{which}"
     check_folder(folder)
     page, given = folder / REPORT, changes or ()
@@ -69,15 +69,11 @@ def paper(
             for comparisons in paper_one(
                 folder, given, full=full, seeds=seeds, jobs=jobs, on_progress=update
             ):
-                runs = read_runs(comparisons)
-                write_paper_one(runs, page)
-            claims = claims_one(runs)
+                claims = write_paper_one(read_runs(comparisons), page)
         else:
             paper_two(folder, given, full=full, seeds=seeds, on_progress=update)
             scaling = read_scaling(folder)
-            rows = scale_rows(scaling.runs)
-            write_paper_two(scaling, rows, page)
-            claims = claims_two(rows, forecasts(scaling, rows))
+            claims = write_paper_two(scaling, scale_rows(scaling.runs), page)
     if as_json:
         said = [dict(zip(claims.headers, line, strict=True)) for line in claims.lines]
         typer.echo(json_text({"report": str(page), "claims": said}))

@@ -220,7 +220,8 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 def group_rows(group: Group, margin: float = MARGIN) -> list[Row]:
     """Return one row for each arm of the group."""
-    return [_row(group, arm, margin) for arm in group.arms]
+    method = group.method  # It reads a file.
+    return [_row(group, arm, method, margin) for arm in group.arms]
 
 
 def paired_runs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:
@@ -295,8 +296,8 @@ def formulas(run: Run, full: Run) -> Formulas:
     return Formulas(step, run.summary.steps, full.summary.steps, _overhead(run, full))
 
 
-def _row(group: Group, arm: str, margin: float) -> Row:
-    runs, method = group.of(arm), group.method
+def _row(group: Group, arm: str, method: str | None, margin: float) -> Row:
+    runs = group.of(arm)
 
     def mean(of: Value) -> float:
         return statistics.fmean(of(run.summary) for run in runs)

@@ -1,5 +1,6 @@
 """Inspected: finished runs on the same samples and labels, with the sum of their evidence."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import numpy.typing as npt
 
 from fineprune.errors import InputError
 from fineprune.labels.dataset_attributes import unambiguous
+from fineprune.labels.facts import facts_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.ranking import Ranking
 from fineprune.labels.review_page import Samples, Show, review_section
@@ -37,8 +39,9 @@ class Inspected:
         """The name of each class, or its number."""
         return [self.training_set.name(number) for number in range(self.watch.num_classes)]
 
+    @functools.cached_property
     def times_skipped(self) -> npt.NDArray[np.int64]:
-        """Return in how many epochs of all runs each sample was skipped; int64, shape (N,).
+        """In how many epochs of all runs each sample was skipped; int64, shape (N,).
 
         Epochs that keep all samples count for none, although ``training.drop_last`` or a broken
         file leaves some out. Such samples of a pruned epoch are not told from skipped ones.
@@ -50,6 +53,10 @@ class Inspected:
                 pruned = np.array([line["pruned"] for line in run.metrics], dtype=bool)
                 times += (~history.trained[pruned[: len(history.epochs)]]).sum(axis=0)
         return times
+
+    def facts(self) -> list[str]:
+        """Return sentences on what the evidence says of the labels; see ``LabelWatch.facts``."""
+        return facts_of(self.ranking, self.classes)
 
     def recognised(self) -> list[float | None]:
         """Return the share of the evaluated samples of each class that the runs recognised at last.
@@ -117,5 +124,4 @@ def with_evidence(runs: Sequence[Run]) -> list[Run]:
 
 def facts_of_run(run: Run) -> list[str]:
     """Return sentences on what the evidence of a finished run says of its labels."""
-    inspected = read_inspected([run])
-    return inspected.watch.facts(inspected.classes)
+    return read_inspected([run]).facts()

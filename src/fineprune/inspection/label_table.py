@@ -46,7 +46,7 @@ def label_table(inspected: Inspected, accept: float | None = None) -> tuple[str,
     keys = training_set.keys or [""] * len(training_set.labels)
     name, labels, accepted = training_set.name, training_set.labels.tolist(), 0
     order, scores, suggestions = inspected.ranking.suspects()
-    skipped, left = inspected.times_skipped(), np.ones(len(labels), dtype=np.bool_)
+    skipped, left = inspected.times_skipped, np.ones(len(labels), dtype=np.bool_)
     for sample, score, confidence, suggestion in zip(
         order.tolist(),
         scores.tolist(),

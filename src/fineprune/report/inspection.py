@@ -35,7 +35,7 @@ def class_rows(inspected: Inspected) -> list[ClassRow]:
     epochs = sum(run.summary.epochs for run in inspected.runs)
     samples = np.bincount(labels, minlength=number)
     suspects = np.bincount(labels[suspected], minlength=number)
-    skipped = np.bincount(labels, weights=inspected.times_skipped(), minlength=number)
+    skipped = np.bincount(labels, weights=inspected.times_skipped, minlength=number)
     shares = skipped / np.maximum(samples, 1) / epochs
     columns = (part.tolist() for part in (samples, suspects, shares))
     rows = zip(inspected.classes, *columns, inspected.recognised(), strict=True)

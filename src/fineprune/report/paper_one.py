@@ -5,6 +5,7 @@ best test accuracies of a run. The paper prints neither the number of runs nor a
 """
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -75,10 +76,15 @@ class _Network:
     paper: PaperResult
     group: Group | None
 
+    @functools.cached_property
+    def row(self) -> Row | None:
+        """The row of fine-pruning in the table of our runs."""
+        return None if self.group is None else _rows(self.group).get(_METHOD)
+
     def ours(self, cell: Callable[[Group, Row], str]) -> str:
-        if self.group is None or _METHOD not in self.group.arms:
+        if self.group is None or self.row is None:
             return NOTHING
-        return cell(self.group, _rows(self.group)[_METHOD])
+        return cell(self.group, self.row)
 
 
 def _rows(group: Group) -> dict[str, Row]:
@@ -158,8 +164,9 @@ def _theirs(paper: PaperResult) -> str:
 
 def formulas_table(groups: Sequence[Group]) -> Table:
     """Return formulas 2 to 7 for each group, predicted and measured, as means over the seeds."""
-    columns = [[cell for _, cell in _formula_lines(group)] for group in groups]
-    names = [name for name, _ in _formula_lines(groups[0])]
+    lines = [list(_formula_lines(group)) for group in groups]
+    columns = [[cell for _, cell in of_group] for of_group in lines]
+    names = [name for name, _ in lines[0]]
     return Table(
         "Formulas 2 to 7, predicted and measured",
         ("", *(group.first.network for group in groups)),
@@ -272,9 +279,13 @@ def _decided(holds: bool, difference: Difference) -> str:
     return "open" if difference.half_width is None else "yes" if holds else "no"
 
 
-def write_paper_one(runs: Sequence[Run], path: Path) -> None:
-    """Write an HTML page on the runs of ``experiments.papers.paper_one`` beside the paper."""
-    groups = grouped(runs)
+def write_paper_one(runs: Sequence[Run], path: Path) -> Table:
+    """Write an HTML page on the runs of ``experiments.papers.paper_one`` beside the paper.
+
+    Returns:
+        The claims of the paper, which the page begins with.
+    """
+    groups, claims = grouped(runs), claims_one(runs)
     by_network = {group.first.network: group for group in groups}
     first, of_figure_1 = groups[0], by_network.get("resnet18", groups[0])
     recipes = [group.of(_METHOD)[0].path / RECIPE for group in groups]
@@ -295,7 +306,7 @@ def write_paper_one(runs: Sequence[Run], path: Path) -> None:
         "Paper 1: data fine-pruning",
         [
             Line("lead", lead),
-            claims_one(runs),
+            claims,
             *_tables_1_and_2(rows),
             formulas_table(groups),
             _named(draw_curves(of_figure_1), of_figure_1),
@@ -311,6 +322,7 @@ def write_paper_one(runs: Sequence[Run], path: Path) -> None:
             *what_was_run((group.runs for group in groups), recipes),
         ],
     )
+    return claims
 
 
 def _named(part: Drawing | Table | None, group: Group) -> Drawing | Table | None:
