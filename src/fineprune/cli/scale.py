@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,12 +12,10 @@ from fineprune.cli.output_paths import check_folder
 from fineprune.cli.progress import progress
 from fineprune.cli.results import show_scaling
 from fineprune.errors import InputError, check_positive
-from fineprune.experiments import scale as scaling
-from fineprune.experiments.configurations import configuration
-from fineprune.experiments.scale_table import read_scaling
-from fineprune.runs.files import REPORT
-from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.writing import make_folder
+
+if TYPE_CHECKING:
+    from fineprune.training.recipe import Recipe
 
 _USUAL = ("one", "all-reduce 2", "sync 2+1", "async 1+1", "async 2+1", "async 2+2")
 
@@ -74,6 +72,13 @@ def scale(
 
     Example: fineprune scale strategies --predict cluster.nodes=64 cluster.gigabits=25
     """
+    # Imported here, because torch would delay the start of every command.
+    from fineprune.experiments.configurations import configuration
+    from fineprune.experiments.scale import scale as scale_runs
+    from fineprune.experiments.scale_table import read_scaling
+    from fineprune.runs.files import REPORT
+    from fineprune.training.recipe import read_recipe
+
     words, changes = split_changes(configurations)
     folder = out or Path("runs") / f"{recipe.stem}-scale"
     if target_loss is not None:
@@ -95,7 +100,7 @@ def scale(
     check_folder(folder)
     chosen = [configuration(text) for text in words or _USUAL]
     with progress() as update:
-        scaling.scale(
+        scale_runs(
             made,
             folder,
             chosen,
@@ -109,10 +114,10 @@ def scale(
 
 
 def _predict(
-    recipe: Recipe, settings: list[str], configurations: list[str], folder: Path, *, as_json: bool
+    recipe: "Recipe", settings: list[str], configurations: list[str], folder: Path, *, as_json: bool
 ) -> None:
     """Predict configurations, print them, and write ``predicted.json``."""
-    # Imported here, because torch would delay the start of every command.
+    from fineprune.experiments.configurations import configuration
     from fineprune.experiments.planner import described, measured_costs, plan_cluster, sample_steps
     from fineprune.report.scaling.tables import planned_table
     from fineprune.report.table import print_tables

@@ -11,7 +11,6 @@ from fineprune.cli.options import path_option, split_changes
 from fineprune.cli.output_paths import check_file, inputs_of
 from fineprune.errors import InputError, check_one_of
 from fineprune.launch.slurm import batch_script
-from fineprune.training.recipe import read_recipe
 from fineprune.writing import make_folder, write_atomically
 
 
@@ -60,6 +59,9 @@ def slurm(
         raise InputError(f"{verb}: {error.format_message()}") from error
     kind, inputs = "ray" if verb == "scale" or given.get("which") == "2" else "one", []
     if "recipe" in given:
+        # Imported here, because torch would delay the start of every command.
+        from fineprune.training.recipe import read_recipe
+
         _, changes = split_changes(given.get("changes") or given.get("configurations"))
         made = read_recipe(given["recipe"], changes)
         inputs = [given["recipe"], *inputs_of(made.as_dict())]
