@@ -78,15 +78,15 @@ def check_not_recomputed() -> None:
 
 def check_classified(index: Tensor, logits: Tensor, labels: Tensor, num_classes: int) -> None:
     """Raise InputError unless this is a batch of samples with one class each."""
-    places = {"first": index, "last": labels}
-    swapped = [place for place, of in places.items() if of.ndim == 2 and of.is_floating_point()]
-    if swapped and not logits.is_floating_point():
-        raise InputError(
-            f"expected record(index, logits, labels), got the logits as the {swapped[0]} argument: "
-            f"give record the indices first and the labels last"
-        )
     shape = (len(labels), num_classes) if labels.ndim == 1 else None
     if tuple(logits.shape) != shape or index.shape != labels.shape:
+        places = {"first": index, "last": labels}
+        swapped = [place for place, of in places.items() if of.ndim == 2 and of.is_floating_point()]
+        if swapped and not logits.is_floating_point():
+            raise InputError(
+                f"expected record(index, logits, labels), got the logits as the {swapped[0]} "
+                f"argument: give record the indices first and the labels last"
+            )
         raise InputError(
             f"expected logits of shape (B, {num_classes}), and indices and labels of shape (B,), "
             f"got {tuple(logits.shape)}, {tuple(index.shape)} and {tuple(labels.shape)}: "

@@ -74,7 +74,7 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
         raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
     if not identity.keys() & packed.keys():
         raise InputError(
-            f"expected a pruner state, got a dict with the keys {list(packed)}: give what "
+            f"expected a pruner state, got a dict with the keys {_brief(list(packed))}: give what "
             f"pruner.state_dict() returned"
         )
     missing = [key for key in (*identity, *keys) if key not in packed]
