@@ -17,7 +17,7 @@ from fineprune.training.recipe import Recipe, read_written_recipe
 # number of all epochs.
 OnProgress = Callable[[str, int, int], None]
 
-# What ``training.summary.input_digests`` returns.
+# What ``training.results.input_digests`` returns.
 Digests = Mapping[str, str | None]
 
 _Listing = TypeVar("_Listing")

@@ -47,7 +47,7 @@ class ScalingList:
     Attributes:
         title: The title of the experiment.
         same_update: Whether an update uses the same number of samples in every configuration.
-        sha256: The digests with which it began; see ``training.summary.input_digests``.
+        sha256: The digests with which it began; see ``training.results.input_digests``.
         runs: The runs, in the order in which they are trained.
     """
 

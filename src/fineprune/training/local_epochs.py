@@ -60,8 +60,7 @@ class LocalEpochs:
             # All ranks draw the same initial weights, but must draw different numbers in training.
             reseed(run.seed, ranks.rank, run.device)
         self._forward: Any = ranks.replicate(model, forward)
-        parameters = [parameter for _, parameter in trained_parameters(model)]
-        self._optimizer = build_optimizer(parameters, training)
+        self._optimizer = build_optimizer(trained_parameters(model), training)
         self._loader = EpochLoader(
             trainer.data.train, trainer.pruner.sampler, size, drop_last=training.drop_last
         )

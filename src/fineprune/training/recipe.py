@@ -175,9 +175,9 @@ class Recipe:
 
         The pruning section is given as a whole: one policy's arguments mean nothing to another.
         """
-        changes = {}
+        changes, mine = {}, self.as_dict()
         for section, theirs in other.as_dict().items():
-            own = self.as_dict()[section]
+            own = mine[section]
             if section != "pruning":
                 names = [key for key in {**own, **theirs} if own.get(key) != theirs.get(key)]
                 changes[section] = {key: theirs.get(key) for key in names}

@@ -29,9 +29,6 @@ class RecipeReplica:
         rank: The number of the worker, from 0.
         digests, folder: Those for ``load_data``.
         records_logits: Whether ``step`` returns logits.
-
-    Attributes:
-        num_samples: The number of training samples, N.
     """
 
     def __init__(
@@ -52,7 +49,6 @@ class RecipeReplica:
         self._records_logits = records_logits
         self._fetch = data.train.open().batch
         self.overlaps = data.train.overlaps
-        self.num_samples = data.num_samples
         self.model = recipe_network(recipe, data)
         training_mode(self.model, recipe.network.freeze)
         self._precision = precision(recipe.run)

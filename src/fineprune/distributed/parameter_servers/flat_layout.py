@@ -74,7 +74,7 @@ class FlatLayout:
 
     def flat(self, model: nn.Module) -> Tensor:
         """Return a flat copy of a model's parameters, shape (elements,), on the same device."""
-        parameters = [parameter for _, parameter in trained_parameters(model)]
+        parameters = trained_parameters(model)
         flat = torch.empty(self.elements, dtype=self.dtype, device=parameters[0].device)
         for view, parameter in zip(self.views(flat), parameters, strict=True):
             view.copy_(parameter.detach())
@@ -82,7 +82,7 @@ class FlatLayout:
 
     def load(self, model: nn.Module, flat: Tensor) -> None:
         """Copy a flat tensor of all elements into a model's parameters."""
-        for view, (_, parameter) in zip(self.views(flat), trained_parameters(model), strict=True):
+        for view, parameter in zip(self.views(flat), trained_parameters(model), strict=True):
             parameter.data.copy_(view)
 
     def bind(self, model: nn.Module) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ class FlatLayout:
         values = self.flat(model)
         gradients = torch.zeros_like(values)
         views = zip(self.views(values), self.views(gradients), strict=True)
-        for (_, parameter), view in zip(trained_parameters(model), views, strict=True):
+        for parameter, view in zip(trained_parameters(model), views, strict=True):
             parameter.data, parameter.grad = view
         return values, gradients
 
@@ -104,7 +104,7 @@ def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
     Raises:
         InputError: The model has no parameters to train, fewer than servers, or of other types.
     """
-    named = trained_parameters(model)
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
         raise InputError("expected a model with parameters to train, got one without")
     types = {p.dtype for _, p in named}
@@ -133,9 +133,9 @@ def not_served(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_buffers()), **frozen}
 
 
-def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters that are not frozen, each with its name."""
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are not frozen."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _stride(parameter: Tensor) -> tuple[int, ...]:

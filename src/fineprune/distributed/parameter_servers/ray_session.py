@@ -35,6 +35,8 @@ _TELL_SECONDS = 3.0
 # How long Ray's own processes may be silent. Ray itself ends this process, without a word, when its
 # control store has been silent for a minute.
 SILENCE_SECONDS = 20.0
+# The longest interval between two looks that counts. Beyond it, this process was suspended.
+LONGEST_LOOK_SECONDS = 2.0
 # The names of these, and the states of a process that is suspended.
 _DAEMONS, _SUSPENDED = ("raylet", "gcs_server"), ("T", "t")
 
@@ -124,8 +126,7 @@ class RayHealth:
             RayLost: One of them has ended, or has been silent for ``SILENCE_SECONDS``.
         """
         now = time.monotonic()
-        # If this process was suspended, that time does not count.
-        passed, self._looked = min(now - self._looked, 2.0), now
+        passed, self._looked = min(now - self._looked, LONGEST_LOOK_SECONDS), now
         silent = ""
         for name, pid in self._daemons.items():
             state = _stat(pid)[1]

@@ -38,7 +38,7 @@ from fineprune.distributed.parameter_servers.processes import (
     ProcessKind,
     report,
 )
-from fineprune.distributed.parameter_servers.ray_session import RayHealth
+from fineprune.distributed.parameter_servers.ray_session import LONGEST_LOOK_SECONDS, RayHealth
 from fineprune.distributed.parameter_servers.server import MakeOptimizer, Server, loaded, state_of
 from fineprune.distributed.parameter_servers.update_rule import UpdateRule
 from fineprune.distributed.parameter_servers.worker import Arrays, Build, Samples, Worker
@@ -47,8 +47,6 @@ from fineprune.errors import RayLost, RunError
 
 # The interval at which the driver looks for what Ray does not report, in seconds.
 _LOOK_SECONDS = 0.5
-# The longest interval between two looks that counts. Beyond it, this process was suspended.
-_LONGEST_LOOK_SECONDS = 2.0
 # If the parameters are rolled back so many times without getting beyond their furthest version, the
 # training ends, because the same cause would kill the server again.
 _FRUITLESS_ROLLBACKS = 5
@@ -264,7 +262,7 @@ class Training:
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
-        passed, self._looked = min(now - self._looked, _LONGEST_LOOK_SECONDS), now
+        passed, self._looked = min(now - self._looked, LONGEST_LOOK_SECONDS), now
         answers = self._health.answers()
         waits = answers and self._starting and self._placement.waits(passed)
         # A call waits for older ones only. So nobody but its actor holds up the oldest one, unless

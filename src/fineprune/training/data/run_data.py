@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fineprune.errors import InputError
 from fineprune.pruning.random_streams import stream
+from fineprune.runs.summary import LEFT_OUT
 from fineprune.runs.training_set import TrainingSet
 from fineprune.training.data.files import open_files
 from fineprune.training.data.labels import digest_of, training_labels, without_suspects
@@ -103,12 +104,12 @@ def load_data(
     index, labels, wrong = training_labels(settings, whole, classes, kept)
     from_file = settings.labels is not None
     digests["labels"] = digest_of(index, labels[index]) if from_file else None
-    digests["suspects"] = None
+    digests[LEFT_OUT] = None
     if settings.without is not None:
         before = TrainingSet(index, labels)
         rest = without_suspects(Path(settings.without), before, str(digests["data"]))
         index, wrong = index[rest], None if wrong is None else wrong[rest]
-        digests["suspects"] = digest_of(index)
+        digests[LEFT_OUT] = digest_of(index)
     _check_same(settings, begun, digests)
     changed = from_file or settings.label_noise is not None
     train = whole.part(index, labels[index] if changed else None)
@@ -183,7 +184,7 @@ def _check_same(
     for name, place, remedy in (
         ("data", settings.train or settings.name, f"restore them{seeded if settings.own else ''}"),
         ("labels", settings.labels, "restore the file"),
-        ("suspects", f"data.without = {settings.without}", "restore that run"),
+        (LEFT_OUT, f"data.without = {settings.without}", "restore that run"),
     ):
         if begun is not None and name in found and begun[name] != found[name]:
             raise InputError(
